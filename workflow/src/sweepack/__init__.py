@@ -1,0 +1,1 @@
+"""Pack machine-learning sweeps onto GPUs with Snakemake."""
