@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import tempfile
+import time
 from pathlib import Path
 
 
@@ -22,7 +24,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
             stream.write(data)
             stream.flush()
             os.fsync(fd)
-        os.replace(temporary, path)
+        Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
@@ -34,12 +36,15 @@ def try_lock(path: Path) -> int | None:
     The lock ends when the last process that inherited the descriptor ends, however it ends.
     """
     fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    return fd
+    # Somebody who only looks (``is_locked``) holds it for some microseconds.
+    for pause in (0.001, 0.004, 0.016, None):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fd
+        if pause:
+            time.sleep(pause)
+    os.close(fd)
+    return None
 
 
 def is_locked(path: Path) -> bool:

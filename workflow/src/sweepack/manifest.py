@@ -6,7 +6,7 @@ Standard library only, like everything that a job reads before it starts.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ class ManifestCell:
 class Manifest:
     """Every cell of a sweep in index order, and what the table and the report need to know beside them.
 
-    ``axes`` are the dotted names of the parameters that vary; ``objective`` is ``{"metric": …, "mode": "max" | "min"}``.
+    ``axes`` are the dotted names of the parameters that vary; ``objective`` is ``{"metric": …, "mode": …}``.
+    ``configuration`` are the arguments of ``snakemake`` that chose this configuration.
     """
 
     sweep: str
@@ -36,6 +37,7 @@ class Manifest:
     axes: list[str]
     objective: dict[str, str] | None
     cells: list[ManifestCell]
+    configuration: list[str] = field(default_factory=list)
 
     def write(self, directory: Path) -> None:
         write_atomic(directory / "sweep.json", json.dumps(asdict(self)) + "\n")

@@ -133,12 +133,15 @@ def assess(directory: Path, cell: str) -> Assessment:
     files = CellFiles(directory)
     status = _read(files.status)
     result = _read(files.result)
-    record, trouble = None, None
+    record: Record | None = None
+    trouble: str | None = None
     if status is not None:
         try:
-            record = Record.from_json(status)
-            if record.cell != cell:
-                record, trouble = None, f"status.json belongs to cell {record.cell}"
+            found = Record.from_json(status)
+            if found.cell == cell:
+                record = found
+            else:
+                trouble = f"status.json belongs to cell {found.cell}"
         except (ValueError, TypeError):
             trouble = "status.json is broken"
     intact = result is not None and result == status

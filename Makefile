@@ -1,0 +1,49 @@
+# Everything from nothing: `make demo` and `make test` need Python 3.11 or newer and a network, no more.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint docs clean
+
+help:
+	@echo "make demo   set up, run the default sweep, show its best cells"
+	@echo "make test   set up, run the tests"
+	@echo "make lint   ruff, snakefmt, mypy, snakemake --lint"
+	@echo "make docs   write config/README.md and config/schema.json from the models"
+	@echo "make venv   set up $(VENV); then: . $(BIN)/activate"
+
+venv: $(VENV)/.installed
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and f"sweepack needs Python 3.11 or newer, but $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=python3.12 …")'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.installed: requirements.txt pyproject.toml $(VENV)/.created
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements-dev.txt
+	@touch $@
+
+demo: venv
+	@PATH="$(CURDIR)/$(BIN):$$PATH" snakemake --profile profiles/local
+	@$(BIN)/sweepack best
+
+test: $(VENV)/.installed-dev
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/snakefmt --check Snakefile workflow/rules
+	$(BIN)/mypy
+	PATH="$(CURDIR)/$(BIN):$$PATH" snakemake --lint
+
+docs: venv
+	@$(BIN)/sweepack docs
+
+clean:
+	rm -rf results .sweepack .snakemake data

@@ -1,0 +1,58 @@
+"""Pack the cells of a sweep onto the devices of this machine.
+
+The configuration is read and checked by the package, not by Snakemake, whose own reading bends values.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from snakemake.utils import min_version
+
+min_version("9.27")
+
+try:
+    from sweepack.errors import UserError
+    from sweepack.listing import write_listing
+    from sweepack.plan import check_pool, check_task, describe, make_plan
+except ModuleNotFoundError as missing:
+    sys.exit(
+        f"sweepack: {missing.name} is not installed in {sys.prefix}: run `make venv`, then `. .venv/bin/activate`"
+    )
+
+ROOT = Path.cwd()
+
+try:
+    PLAN = make_plan(
+        ROOT, workflow.configfiles, workflow.config_settings.config_args or []
+    )
+    if workflow.is_main_process:
+        POOL = check_pool(PLAN, os.environ)
+        check_task(PLAN, ROOT)
+        print(describe(PLAN, POOL, workflow.resource_settings.cores), file=sys.stderr)
+except UserError as error:
+    print(error, file=sys.stderr)
+    sys.exit(1)
+
+
+include: "workflow/rules/common.smk"
+include: "workflow/rules/cells.smk"
+include: "workflow/rules/results.smk"
+
+
+onstart:
+    write_listing(PLAN, ROOT)
+
+
+onerror:
+    write_partial_results()
+
+
+rule all:
+    """The sweep: every cell finished, the table and the report made."""
+    default_target: True
+    input:
+        # Asked for by name: of a missing file that a newer table was made from, Snakemake thinks nothing.
+        expand(RESULT, cell=[cell for cell, state in PLAN.states.items() if not state.handed_over]),
+        rules.table.output,
+        rules.report.output,

@@ -1,0 +1,48 @@
+"""The cells: one job each, as many at once as the devices have room for."""
+
+PREPARED = f"{RESULTS}/prepare.done"
+LEASE_TIMEOUT = PLAN.config.lease_timeout
+
+
+def accepts_failure(wildcards, attempt):
+    """1 when a failure of the task counts as the cell's result: with `on_error: nan`, on the last attempt."""
+    last = attempt > workflow.execution_settings.retries
+    return int(PLAN.config.on_error == "nan" and last)
+
+
+rule prepare:
+    """Run prepare() of the task's module, once per sweep, before any cell."""
+    output:
+        PREPARED,
+    params:
+        python=PYTHON,
+        script=f"{SCRIPTS}/prepare.py",
+        directory=RESULTS,
+    shell:
+        "exec {params.python:q} {params.script:q} --sweep-dir {params.directory:q} --stamp {output:q}"
+
+
+rule cell:
+    """Run one cell, or hand its result over if it is finished."""
+    input:
+        # Ancient, and only while cells are pending: preparing again must never make a finished cell run again.
+        ancient(PREPARED) if PLAN.task.has_prepare and PLAN.pending else [],
+    output:
+        RESULT,
+    threads: per_cell(lambda cell: cell.resources.cpus)
+    resources:
+        gpu_milli=per_cell(PLAN.share),
+        cell_threads=per_cell(lambda cell: cell.resources.cpus),
+        cell_index=per_cell(lambda cell: cell.index),
+        round_robin=int(PLAN.config.placement == "round_robin"),
+        pool_devices=PLAN.config.devices or 0,
+        mem_mb=per_cell(lambda cell: cell.resources.mem or 0),
+        accept_failure=accepts_failure,
+    params:
+        # Rises when a result on disk must not count, which makes Snakemake run the cell again.
+        rejected=lambda wildcards: PLAN.states[wildcards.cell].rejected,
+    shell:
+        "exec {PYTHON:q} {SCRIPTS:q}/cell.py --sweep-dir {RESULTS:q} --cell {wildcards.cell}"
+        " --share {resources.gpu_milli} --threads {resources.cell_threads} --devices {resources.pool_devices}"
+        " --index {resources.cell_index} --round-robin {resources.round_robin} --timeout {LEASE_TIMEOUT}"
+        " --rejected {params.rejected} --accept-failure {resources.accept_failure}"

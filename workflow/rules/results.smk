@@ -1,0 +1,47 @@
+"""The results: one table for the sweep, and a report that shows it."""
+
+import hashlib
+import subprocess
+
+TABLES = [
+    "table.parquet",
+    "table.csv",
+    "history.parquet",
+    "history.csv",
+    "failures.csv",
+]
+
+
+def fingerprint():
+    """Changes when the table would, though no cell's result did: cells removed or renamed, another objective."""
+    manifest = PLAN.manifest()
+    shown = (manifest.task, manifest.axes, manifest.objective, manifest.cells)
+    return hashlib.sha256(repr(shown).encode()).hexdigest()[:16]
+
+
+def write_partial_results():
+    """The table of what there is, after a run that failed."""
+    command = [PYTHON, f"{SCRIPTS}/table.py", "--sweep-dir", RESULTS, "--partial"]
+    subprocess.run(command, check=False)
+
+
+rule table:
+    """Gather the results and histories of all cells."""
+    input:
+        expand(RESULT, cell=CELL_IDS),
+    output:
+        expand(f"{RESULTS}/{{name}}", name=TABLES),
+    params:
+        fingerprint=fingerprint(),
+    shell:
+        "exec {PYTHON:q} {SCRIPTS:q}/table.py --sweep-dir {RESULTS:q}"
+
+
+rule report:
+    """Show the sweep on one self-contained page."""
+    input:
+        rules.table.output,
+    output:
+        f"{RESULTS}/report.html",
+    shell:
+        "exec {PYTHON:q} {SCRIPTS:q}/report.py --sweep-dir {RESULTS:q}"

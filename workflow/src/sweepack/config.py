@@ -1,0 +1,316 @@
+"""The configuration: its models, reading it, and errors that say what to type instead."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import humanfriendly
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from sweepack.errors import UserError, Verbatim, did_you_mean
+from sweepack.leases import WHOLE
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+def _share(value: Any) -> int:
+    """Thousandths of a device from the fraction in the config."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("a number above 0 and up to 1|write it unquoted: `gpu: 0.25`")
+    if not value <= 1:
+        raise ValueError(
+            "a number above 0 and up to 1|a cell gets a share of one device: `gpu: 0.25` packs four, `gpu: 1` gives "
+            "it a device of its own. Cells on several devices are not supported by this version"
+        )
+    milli = math.floor(max(value, 0) * WHOLE + 1e-6)
+    if not milli >= 1:
+        raise ValueError("a number above 0 and up to 1|the smallest share is 0.001: `gpu: 0.25` packs four cells")
+    return milli
+
+
+def _memory(value: Any) -> int:
+    """Megabytes from ``2GB``, ``500MB`` or a plain number of megabytes."""
+    try:
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+        if isinstance(value, str) and _has_unit(value):
+            size = humanfriendly.parse_size(value) / 1e6
+            if size >= 1:
+                return math.ceil(size)
+    except (humanfriendly.InvalidSize, OverflowError):
+        pass
+    raise ValueError("main memory as text with a unit, or megabytes as a number|write `mem: 2GB` or `mem: 2000`")
+
+
+def _minutes(value: Any) -> int:
+    """Minutes from ``10m``, ``2h``, ``1d`` or a plain number of minutes."""
+    try:
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+        if isinstance(value, str) and _has_unit(value):
+            seconds = humanfriendly.parse_timespan(value)
+            if seconds > 0:
+                return math.ceil(seconds / 60)
+    except (humanfriendly.InvalidTimespan, OverflowError):
+        pass
+    raise ValueError(
+        "a time as text with a unit, or minutes as a number|write `30m`, `2h`, `1d` or a number of minutes"
+    )
+
+
+def _has_unit(text: str) -> bool:
+    """Without one, ``"30"`` would be 30 seconds where ``30`` is 30 minutes."""
+    return text.rstrip()[-1:].isalpha()
+
+
+class Resources(Model):
+    """What the cells that match get. The first matching entry of the list wins."""
+
+    match: dict[str, Any] = Field(
+        default={},
+        description="Parameters that a cell must have for this entry: a value, a list of values of which one must "
+        'fit, or a comparison such as `">= 512"`. Without `match` the entry fits every cell.',
+        examples=[{"model": "cnn"}],
+    )
+    gpu: Annotated[int, BeforeValidator(_share)] = Field(
+        default=WHOLE,
+        description="Share of one device, above 0 and up to 1. `0.25` lets four such cells run on a device at once.",
+        examples=[0.25],
+    )
+    cpus: int = Field(
+        default=1,
+        ge=1,
+        description="CPU threads of the cell. They are pinned, since their number changes the last bits of results.",
+    )
+    mem: Annotated[int, BeforeValidator(_memory)] | None = Field(
+        default=None, description="Main memory, `2GB` or a number of megabytes.", examples=["2GB"]
+    )
+    runtime: Annotated[int, BeforeValidator(_minutes)] | None = Field(
+        default=None,
+        description="Expected upper bound of the run time, `30m`, `2h` or a number of minutes. Used for planning; "
+        "on this machine nothing is stopped for exceeding it.",
+        examples=["30m"],
+    )
+
+
+class Sample(Model):
+    """Keep a random part of the cells."""
+
+    count: int = Field(ge=1, description="How many cells to keep. A larger count keeps the cells of a smaller one.")
+    seed: int = Field(default=0, description="Seed of the choice.")
+
+
+class Command(Model):
+    """Any program as a task."""
+
+    command: list[str] = Field(
+        min_length=1,
+        description="Program and arguments, run without a shell. `{params}`, `{metrics}` and `{dir}` are replaced by "
+        "the paths of the parameters' JSON file, of the JSON file that the program must write its metrics to, and of "
+        "the cell's directory.",
+        examples=[["python", "examples/program.py", "{params}", "{metrics}"]],
+    )
+
+
+class Objective(Model):
+    """Which metric is the one to look at."""
+
+    metric: str = Field(description="Name of a metric that the task returns.")
+    mode: Literal["max", "min"] = Field(description="Whether more or less of it is better.")
+
+
+class Sweep(Model):
+    """The cells: which task, with which parameters."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$",
+        description="Name of the sweep: its results are written to `<results>/<name>`.",
+    )
+    task: str | Command = Field(
+        description="What a cell runs: `path/to/file.py:function`, `module:function`, or `{command: [program, …]}`."
+    )
+    params: dict[str, Any] = Field(
+        default={},
+        description="Fixed parameters, name → value. A dotted name (`optim.lr`) sets a nested key. A list is a value.",
+    )
+    axes: dict[str, Any] = Field(
+        default={},
+        description="Parameters that vary, name → values; their product makes the cells, the last axis varying "
+        "fastest. Values are a list, `{range: [start, stop, step]}` (as in Python), `{linspace: [start, stop, count]}` "
+        "(both ends included), `{logspace: [start, stop, count]}` (exponents of ten, as in NumPy) or "
+        "`{geomspace: [start, stop, count]}` (the end points themselves).",
+    )
+    zip: list[dict[str, Any]] = Field(
+        default=[],
+        description="Groups of axes of equal length that vary together; each group counts as one more axis, behind "
+        "`axes`.",
+    )
+    include: list[dict[str, Any]] = Field(
+        default=[],
+        description="Single cells to add at the end: each entry's parameters over `params` and the task's defaults.",
+    )
+    exclude: list[dict[str, Any]] = Field(
+        default=[], description="Cells of the product to leave out, matched as `resources[].match` does."
+    )
+    sample: Sample | None = Field(default=None, description="Keep a random part of the product.")
+
+
+class Config(Model):
+    """The whole configuration."""
+
+    sweep: Sweep = Field(description="The cells.")
+    resources: list[Resources] = Field(
+        default=[Resources()],
+        description="What cells get, first match wins; a cell that nothing matches gets `gpu: 1, cpus: 1`.",
+    )
+    objective: Objective | None = Field(
+        default=None, description="The metric that `sweepack best` and the report rank by."
+    )
+    on_error: Literal["raise", "nan"] = Field(
+        default="raise",
+        description="What a cell's own error does after its last attempt. `raise`: the run fails. `nan`: the cell "
+        "becomes a row without metrics, the run goes on and succeeds, and the next run tries the cell again. Cells "
+        "that were interrupted (signals, time limits, a lost machine) always stay pending.",
+    )
+    placement: Literal["packed", "round_robin"] = Field(
+        default="packed",
+        description="`packed`: the fullest device that still has room. `round_robin`: device number = cell index "
+        "modulo devices.",
+    )
+    jobs_per_gpu: int | None = Field(
+        default=None,
+        ge=1,
+        le=WHOLE,
+        description="Only with `placement: round_robin`: cells at once on a device, instead of the shares.",
+    )
+    devices: int | None = Field(
+        default=None,
+        ge=1,
+        description="Use this many of the visible devices, the first ones. It is an error if there are fewer.",
+    )
+    results: str = Field(default="results", min_length=1, description="Folder of all results.")
+    confirm_above: int = Field(
+        default=10_000, ge=1, description="Refuse sweeps of more cells than this, in case an axis got out of hand."
+    )
+    lease_timeout: Annotated[int, BeforeValidator(_minutes)] = Field(
+        default=24 * 60,
+        description="How long a cell may wait for its share of a device that others hold, `24h` or minutes.",
+    )
+    import_timeout: float = Field(
+        default=120.0, gt=0, le=86_400, description="Seconds that importing the task may take when the plan is made."
+    )
+
+
+def validate(data: Any, source: str) -> Config:
+    """The configuration in ``data``, as read from ``source``. Raises UserError, one for each mistake at most.
+
+    Of several mistakes the first is told: mending one often mends the others.
+    """
+    if not isinstance(data, Mapping):
+        raise UserError(source, data, "a mapping with the key `sweep`", "start the file with `sweep:`")
+    try:
+        return Config.model_validate(data)
+    except ValidationError as error:
+        raise _readable(error, data, source) from None
+
+
+def _readable(error: ValidationError, data: Mapping[str, Any], source: str) -> UserError:
+    # Unknown keys first: a misspelt key is also reported as a missing one.
+    details = sorted(error.errors(), key=lambda entry: entry["type"] != "extra_forbidden")
+    first = details[0]
+    location = [part for part in first["loc"] if part not in ("str", "Command", "int", "none")]
+    key = _dotted(location)
+    value = first["input"]
+    if first["type"] == "extra_forbidden":
+        known = _known_keys(location[:-1])
+        name = str(location[-1])
+        if name in ("nodes", "gpus_per_node"):
+            share = _sibling(data, location, "gpu")
+            if share is not None and share != 1:
+                return UserError(
+                    _dotted([*location[:-1], "gpu"]),
+                    share,
+                    f"no share beside `{name}`: a cell on several devices never shares one",
+                    f"remove `gpu`, or remove `{name}` to pack the cell",
+                )
+            return UserError(
+                key, value, "a key of this version, in which a cell runs on one device", f"remove `{name}`"
+            )
+        return UserError(key, value, "a key that exists", did_you_mean(name, known))
+    if first["type"] == "missing":
+        return UserError(key, None, "a value; the key is required", f"add `{location[-1]}:`. {_describe(location)}")
+    if first["type"] == "invalid_key" or location[-1:] == ["[key]"]:
+        name = str(value)
+        holder = [part for part in location if part != "[key]"][:-1]
+        return UserError(_dotted(holder) or source, Verbatim(name), "text as the name of a key", f'quote it: "{name}":')
+    if first["type"] == "value_error":
+        expected, _, fix = str(first["ctx"]["error"]).partition("|")
+        return UserError(key, value, expected, fix)
+    if location == ["sweep", "task"] or location[:3] == ["sweep", "task", "command"]:
+        return UserError(
+            "sweep.task",
+            value,
+            "`path/to/file.py:function`, `module:function`, or `{command: [program, argument, …]}`",
+            "for example `task: examples/digits.py:train`",
+        )
+    return UserError(key, value, _expectation(first), f"change it. What the key means: {_describe(location)}")
+
+
+def _expectation(detail: Any) -> str:
+    kinds = {
+        "string_pattern_mismatch": "letters, digits, `_` and `-`, at most 64",
+        "dict_type": "a mapping (`name: value` lines)",
+        "list_type": "a list (`- ` lines or `[a, b]`)",
+        "int_type": "a whole number",
+        "float_type": "a number",
+        "string_type": "text",
+        "bool_type": "true or false",
+        "model_type": "a mapping (`name: value` lines)",
+    }
+    message = str(detail["msg"]).removeprefix("Input should be ").removeprefix("a valid ")
+    return kinds.get(detail["type"], message[:1].lower() + message[1:])
+
+
+def _dotted(location: list[Any]) -> str:
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+def _sibling(data: Any, location: list[Any], name: str) -> Any:
+    for part in location[:-1]:
+        data = data[part]
+    return data.get(name)
+
+
+def _model_at(location: list[Any]) -> type[BaseModel]:
+    models: dict[tuple[str, ...], type[BaseModel]] = {
+        (): Config,
+        ("sweep",): Sweep,
+        ("sweep", "sample"): Sample,
+        ("sweep", "task"): Command,
+        ("resources",): Resources,
+        ("objective",): Objective,
+    }
+    return models[tuple(part for part in location if isinstance(part, str))]
+
+
+def _known_keys(location: list[Any]) -> list[str]:
+    return list(_model_at(location).model_fields)
+
+
+def _describe(location: list[Any]) -> str:
+    """The sentence that the documentation has for the key."""
+    names = [part for part in location if isinstance(part, str)]
+    for depth in range(len(names), 0, -1):
+        try:
+            field = _model_at(names[: depth - 1]).model_fields[names[depth - 1]]
+        except KeyError:
+            continue
+        return field.description or ""
+    return "see config/README.md"

@@ -1,0 +1,205 @@
+"""The plan: which cells there are, how each stands, on which devices the rest will run, and what is wrong."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+from sweepack.config import Config
+from sweepack.devices import Device, load_nvml, visible_pool
+from sweepack.errors import UserError, Verbatim
+from sweepack.importing import check_import
+from sweepack.leases import WHOLE, best_fit
+from sweepack.loading import load_config
+from sweepack.manifest import Manifest, ManifestCell
+from sweepack.records import Assessment, State, assess
+from sweepack.sweep import Cell, Expansion, expand
+from sweepack.task import Task
+
+DEFAULT_CONFIG = Path("config/config.yaml")
+CACHE = Path(".sweepack/imports")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that the rules and the reader need: nothing in it is computed twice, and making it writes nothing."""
+
+    config: Config
+    task: Task
+    expansion: Expansion
+    directory: Path
+    states: dict[str, Assessment]
+    configuration: list[str]
+
+    @property
+    def cells(self) -> list[Cell]:
+        return self.expansion.cells
+
+    @property
+    def pending(self) -> list[Cell]:
+        """The cells that will run."""
+        return [cell for cell in self.cells if self.states[cell.id].state is not State.FINISHED]
+
+    def share(self, cell: Cell) -> int:
+        """Thousandths of a device that ``cell`` takes."""
+        return WHOLE // self.config.jobs_per_gpu if self.config.jobs_per_gpu else cell.resources.gpu
+
+    def manifest(self) -> Manifest:
+        objective = self.config.objective
+        return Manifest(
+            sweep=self.config.sweep.name,
+            task=self.task.reference,
+            axes=self.expansion.varying,
+            objective=objective.model_dump() if objective else None,
+            cells=[ManifestCell(cell.id, cell.slug, cell.params) for cell in self.cells],
+            configuration=self.configuration,
+        )
+
+
+def make_plan(root: Path, config_files: Sequence[Path], overrides: Sequence[str]) -> Plan:
+    """Read the configuration seen from ``root`` and assess every cell. Raises UserError."""
+    config, task = load_config(root / DEFAULT_CONFIG, config_files, overrides, root)
+    if config.jobs_per_gpu and config.placement != "round_robin":
+        raise UserError(
+            "jobs_per_gpu",
+            config.jobs_per_gpu,
+            "`placement: round_robin` beside it; packing goes by each cell's `gpu:`",
+            f"set `gpu: {1 / config.jobs_per_gpu:.3g}` under `resources`, or `placement: round_robin`",
+        )
+    expansion = expand(config, task)
+    directory = Path(config.results) / config.sweep.name
+    _require_writable(root / directory)
+    states = {cell.id: assess(root / directory / "cells" / cell.id, cell.id) for cell in expansion.cells}
+    chosen = [*(["--configfile", *map(str, config_files)] if config_files else [])]
+    chosen += ["--config", *overrides] if overrides else []
+    return Plan(config, task, expansion, directory, states, chosen)
+
+
+def check_pool(plan: Plan, environ: Mapping[str, str]) -> list[Device]:
+    """The devices that the plan may use; raises UserError when this machine has less than it asks for."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 10**6
+    for position, entry in enumerate(plan.config.resources):
+        if entry.mem is not None and entry.mem > memory:
+            raise UserError(
+                f"resources[{position}].mem", f"{entry.mem} MB", f"at most the {memory} MB of this machine", "lower it"
+            )
+    pool = visible_pool(environ, load_nvml())
+    wanted = plan.config.devices
+    if wanted is not None and wanted > len(pool):
+        raise UserError(
+            "devices",
+            wanted,
+            f"at most {len(pool)}, the number of visible devices ({', '.join(device.label for device in pool)})",
+            "lower it, remove it to use what there is, or make more visible (CUDA_VISIBLE_DEVICES)",
+        )
+    return pool[:wanted]
+
+
+def check_task(plan: Plan, root: Path) -> None:
+    """Import the task once, in another process, when there are cells to run. Raises UserError."""
+    if plan.pending and not plan.task.is_command:
+        check_import(plan.task, root, root / CACHE, plan.config.import_timeout)
+
+
+def describe(plan: Plan, pool: Sequence[Device], cores: int | None) -> str:
+    """The plan in a few lines; ``cores`` is what ``--cores`` allows, if it is known."""
+    lines = [f"sweepack: {plan.config.sweep.name}, task {plan.task.reference}", f"  cells    {_product(plan)}"]
+    lines.append(f"           {_standing(plan)}")
+    lines.append(f"  devices  {_devices(pool)}")
+    if plan.pending:
+        lines += [f"  {label:<8} {text}" for label, text in zip(["shares", *[""] * 99], _shares(plan), strict=False)]
+        lines.append(f"  at once  {_at_once(plan, pool, cores)}")
+    lines.append(f"  results  {plan.directory}")
+    notes = [*plan.expansion.remarks, *_troubles(plan)]
+    lines += [f"  note     {note}" for note in notes]
+    return "\n".join(lines)
+
+
+def _product(plan: Plan) -> str:
+    sweep, factors = plan.config.sweep, plan.expansion.factors
+    text = f"{len(plan.cells)} in all"
+    if factors:
+        text += " from " + " × ".join(f"{count} {name}" for name, count in factors)
+    changes = [f"{len(sweep.include)} included"] if sweep.include else []
+    changes += ["some excluded"] if sweep.exclude else []
+    changes += [f"a sample of {sweep.sample.count}"] if sweep.sample else []
+    return text + (f" ({', '.join(changes)})" if changes else "")
+
+
+def _standing(plan: Plan) -> str:
+    counts = Counter(assessment.state for assessment in plan.states.values())
+    text = f"{counts[State.FINISHED]} finished, {len(plan.pending)} to run"
+    before = {
+        State.FAILED: "failed before",
+        State.INTERRUPTED: "interrupted before",
+        State.LOST: "killed before",
+        State.RUNNING: "still running from an earlier call",
+    }
+    parts = [f"{counts[state]} {words}" for state, words in before.items() if counts[state]]
+    return text + (f" (of these {', '.join(parts)})" if parts else "")
+
+
+def _devices(pool: Sequence[Device]) -> str:
+    shown = ", ".join(device.label for device in pool[:4])
+    return f"{len(pool)}: {shown}" + (f" and {len(pool) - 4} more" if len(pool) > 4 else "")
+
+
+def _shares(plan: Plan) -> list[str]:
+    groups = Counter((plan.share(cell), cell.resources.cpus) for cell in plan.pending)
+    return [
+        f"{count} cells of {share / WHOLE:g} device, {cpus} CPU thread{'s' if cpus > 1 else ''}"
+        for (share, cpus), count in sorted(groups.items(), reverse=True)
+    ]
+
+
+def _at_once(plan: Plan, pool: Sequence[Device], cores: int | None) -> str:
+    free = {device.key: WHOLE for device in pool}
+    placed: list[Cell] = []
+    for cell in plan.pending:
+        keys = list(free)
+        if plan.config.placement == "round_robin":
+            key = keys[cell.index % len(keys)]
+            place = best_fit({key: free[key]}, plan.share(cell))
+        else:
+            place = best_fit(free, plan.share(cell))
+        if place:
+            free[place[0]] -= plan.share(cell)
+            placed.append(cell)
+        if not any(free.values()):
+            break
+    # Snakemake says 1 when a dry run was not told: then what profiles/local would take.
+    given = cores is not None and cores > 1
+    usable = cores if given and cores else len(os.sched_getaffinity(0))
+    threads = list(accumulate(min(cell.resources.cpus, usable) for cell in placed))
+    fitting = sum(total <= usable for total in threads)
+    if fitting == len(placed):
+        return f"up to {fitting}"
+    limit = f"--cores {usable} allows" if given else f"this machine's {usable} cores allow"
+    return f"up to {fitting}, as {limit} (the devices would hold {len(placed)})"
+
+
+def _troubles(plan: Plan) -> list[str]:
+    found = [f"cell {cell} runs again: {state.trouble}" for cell, state in plan.states.items() if state.trouble]
+    return found[:10] + ([f"and {len(found) - 10} more such cells"] if len(found) > 10 else [])
+
+
+def _require_writable(directory: Path) -> None:
+    existing = next(folder for folder in (directory, *directory.parents) if folder.exists())
+    trouble = None
+    if not existing.is_dir():
+        trouble = f"{existing} is a file"
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        trouble = f"no permission to write to {existing}"
+    elif os.statvfs(existing).f_flag & os.ST_RDONLY:
+        trouble = f"{existing} is on a file system that is mounted read-only"
+    if trouble:
+        raise UserError(
+            "results",
+            Verbatim(f"{directory}: {trouble}"),
+            "a folder that can be written to",
+            "set `results:` to another",
+        )

@@ -1,0 +1,196 @@
+"""The process of one cell, started by ``launch`` in a clean environment: runs the task, writes down how it ended."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from sweepack import memory, provenance, randomness
+from sweepack.cell import Cell, Interrupted, plain_metrics
+from sweepack.command import run_command
+from sweepack.files import write_atomic
+from sweepack.leases import WHOLE
+from sweepack.records import CellFiles, Record, State, assess
+
+_stopped_by: int | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """What ``launch`` tells the process of a cell.
+
+    ``device`` is the label for people, ``kind`` is ``cuda``, ``cpu`` or ``sim``, ``share`` is in thousandths,
+    ``accept`` says whether a failure of the task is to be accepted as the cell's result, ``kept_open`` are the
+    descriptors of lease and lock, ``terminal`` is the one to report to.
+    """
+
+    directory: str
+    device: str
+    kind: str
+    share: int
+    threads: int
+    rejected: int
+    accept: bool
+    kept_open: tuple[int, ...]
+    terminal: int
+
+    def to_json(self) -> str:
+        return json.dumps(self.__dict__)
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        return cls(**json.loads(text))
+
+
+def main(job: Job) -> int:
+    """Run the cell of ``job``; its exit status."""
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, _stop)
+    files = CellFiles(Path(job.directory))
+    meaning = json.loads(files.meaning.read_bytes())
+    before = assess(files.directory, meaning["id"]).record
+    record = Record(
+        meaning["id"],
+        State.RUNNING,
+        attempt=(before.attempt if before else 0) + 1,
+        rejected=job.rejected,
+        started=time.time(),
+        host=os.uname().nodename,
+        device=job.device,
+        share=job.share,
+        threads=job.threads,
+    )
+    files.result.unlink(missing_ok=True)
+    write_atomic(files.status, record.to_json())
+    try:
+        metrics = _run_task(job, files, meaning, record)
+        if _stopped_by is not None:
+            raise Interrupted(_stopped_by)
+        record = replace(record, status=State.FINISHED, metrics=metrics)
+        code = 0
+    except BaseException as error:
+        record, code = _judge(error, record)
+    _ignore_signals()
+    record = replace(record, ended=time.time())
+    accepted = record.status is State.FAILED and job.accept
+    write_atomic(files.status, record.to_json())
+    if record.status is State.FINISHED or accepted:
+        write_atomic(files.result, record.to_json())
+        code = 0
+    _report(record, meaning["slug"], files, job.terminal)
+    return code
+
+
+def _run_task(job: Job, files: CellFiles, meaning: dict[str, Any], record: Record) -> dict[str, Any]:
+    limit = None
+    on_gpu = job.kind == "cuda" and _cuda_works()
+    if on_gpu:
+        limit = memory.apply_cap(job.share)
+    cell = Cell(
+        meaning["id"],
+        meaning["params"],
+        meaning["seed"],
+        files,
+        device="cuda" if on_gpu else "cpu",
+        share=job.share / WHOLE,
+        attempt=record.attempt,
+        threads=job.threads,
+    )
+    facts = {"device": job.device, "share": job.share, "threads": job.threads, "memory_cap": limit, "seed": cell.seed}
+    root = Path.cwd()
+    write_atomic(files.provenance, json.dumps(provenance.describe(meaning["task"], root, facts), indent=2) + "\n")
+    if meaning["task"]["argv"]:
+        return run_command(cell, meaning["task"]["argv"], job.kept_open)
+
+    from sweepack.importing import import_task
+
+    _, function = import_task(meaning["task"], root)
+    randomness.seed_all(cell.seed)
+    metrics = plain_metrics(function(cell, **meaning["params"]))
+    cell.history.close()
+    for trainer in cell.trainers:
+        # Lightning ends a fit that was cut short like one that was not.
+        if trainer.interrupted or trainer.received_sigterm:
+            raise Interrupted(signal.SIGTERM)
+    return metrics
+
+
+def _cuda_works() -> bool:
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.cuda.is_available()
+
+
+def _judge(error: BaseException, record: Record) -> tuple[Record, int]:
+    """The record and the exit status that ``error`` leads to: interruptions are no failures of the task."""
+    signum = _stopped_by
+    if signum is None and isinstance(error, KeyboardInterrupt):
+        signum = signal.SIGINT
+    if signum is None and type(error).__name__ == "SIGTERMException":
+        signum = signal.SIGTERM
+    if isinstance(error, Interrupted):
+        signum = error.signum
+    if signum is not None:
+        return replace(
+            record, status=State.INTERRUPTED, error=f"stopped by {signal.Signals(signum).name}"
+        ), 128 + signum
+    if isinstance(error, SystemExit):
+        message = f"the task called sys.exit({error.code!r}) instead of returning its metrics"
+        print(message, file=sys.stderr)
+        return replace(record, status=State.FAILED, error=message), 1
+    traceback.print_exception(error)
+    text = "".join(traceback.format_exception_only(error)).strip()
+    return replace(record, status=State.FAILED, error=text), 1
+
+
+def _report(record: Record, slug: str, files: CellFiles, terminal: int) -> None:
+    """One line about the cell for whoever watches the run."""
+    seconds = (record.ended or 0.0) - (record.started or 0.0)
+    line = f"cell {record.cell} ({slug}) {record.status} after {seconds:.1f} s on {record.device}"
+    if record.metrics:
+        shown = [f"{n}={v:.4g}" for n, v in record.metrics.items() if isinstance(v, int | float)]
+        line += ": " + " ".join(shown[:4]) if shown else ""
+    if record.status is State.FAILED and record.error:
+        line += f": {record.error.splitlines()[-1]}\n  log: {files.log}"
+    with contextlib.suppress(OSError):
+        os.write(terminal, f"{line}\n".encode())
+
+
+def _stop(signum: int, frame: FrameType | None) -> None:
+    global _stopped_by
+    _stopped_by = signum
+    raise Interrupted(signum)
+
+
+def _ignore_signals() -> None:
+    """From here on the end is being written down: a signal must not tear it."""
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
+
+
+def _exit(code: int) -> None:
+    """End as a Python process does, but without taking torch apart, which costs most of a second."""
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.main_thread():
+            thread.join()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    _exit(main(Job.from_json(sys.argv[1])))
