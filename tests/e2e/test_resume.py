@@ -63,7 +63,7 @@ def test_a_cell_that_finishes_after_its_driver_was_killed_is_handed_over(sandbox
     assert sorted(table["metrics.score"]) == [0, 1, 2, 3] and set(table["attempt"]) == {1}
     assert sorted(sandbox.trained()) == sorted(sandbox.cells())
     assert all(
-        (record["dir"] / "status.json").stat().st_mtime_ns == early.get(cell, None)
+        (record["dir"] / "status.json").stat().st_mtime_ns == early.get(cell)
         for cell, record in sandbox.cells().items()
         if cell in early
     )

@@ -25,7 +25,7 @@ def simple(sandbox, **more):
 def test_a_sweep_gives_one_table_and_a_second_call_does_nothing(sandbox):
     simple(sandbox, objective={"metric": "score", "mode": "max"})
     output = sandbox.snakemake()
-    assert "4 in all from 2 x × 2 seed" in output and "0 finished, 4 to run" in output
+    assert "4 = 2 x × 2 seed" in output and "0 finished, 4 to run" in output
     table = pd.read_parquet(sandbox.root / "results/test/table.parquet")
     assert sorted(table["metrics.score"]) == [2.0, 2.0, 5.0, 5.0]
     assert list(table["status"]) == ["finished"] * 4
@@ -33,7 +33,9 @@ def test_a_sweep_gives_one_table_and_a_second_call_does_nothing(sandbox):
     history = pd.read_csv(sandbox.root / "results/test/history.csv")
     assert len(history) == 8
     assert (sandbox.root / "results/test/report.html").stat().st_size > 1000
-    before = {cell: record["dir"].joinpath("result.json").stat().st_mtime_ns for cell, record in sandbox.cells().items()}
+    before = {
+        cell: record["dir"].joinpath("result.json").stat().st_mtime_ns for cell, record in sandbox.cells().items()
+    }
 
     again = sandbox.snakemake()
     assert "4 finished, 0 to run" in again and "Nothing to be done" in again

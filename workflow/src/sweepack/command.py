@@ -56,7 +56,7 @@ def run_command(cell: Cell, argv: Sequence[str], kept_open: Sequence[int]) -> di
 
 
 def variables(cell: Cell) -> dict[str, str]:
-    """The cell as environment variables: ``optim.lr`` as ``SWEEPACK_PARAM_OPTIM_LR``, text as it is, the rest as JSON."""
+    """The cell as environment variables: ``optim.lr`` as ``SWEEPACK_PARAM_OPTIM_LR``, text bare, the rest as JSON."""
     named = {re.sub(r"[^A-Z0-9]", "_", name.upper()): value for name, value in dotted_items(cell.params)}
     texts = {
         f"SWEEPACK_PARAM_{name}": value if isinstance(value, str) else canonical(value) for name, value in named.items()

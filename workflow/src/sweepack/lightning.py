@@ -84,11 +84,13 @@ class LastCheckpoint(Checkpoint):
         self._cell.history.rewind(ours["history"])
         self._random = ours["random"]
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Here and not on loading: setting up the loaders and the optimisers draws random numbers too.
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Here and not on loading: setting up models and loaders draws random numbers too. Lightning has already begun
+        # to iterate over the training data, with the numbers of a fresh start: begin again, as every later epoch does.
         if self._random is not None:
             randomness.restore(self._random)
             self._random = None
+            iter(trainer.fit_loop._data_fetcher)  # type: ignore[arg-type]
 
 
 class DurableCheckpointIO(TorchCheckpointIO):

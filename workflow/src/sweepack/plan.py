@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -120,14 +121,14 @@ def describe(plan: Plan, pool: Sequence[Device], cores: int | None) -> str:
 
 
 def _product(plan: Plan) -> str:
-    sweep, factors = plan.config.sweep, plan.expansion.factors
-    text = f"{len(plan.cells)} in all"
-    if factors:
-        text += " from " + " × ".join(f"{count} {name}" for name, count in factors)
-    changes = [f"{len(sweep.include)} included"] if sweep.include else []
-    changes += ["some excluded"] if sweep.exclude else []
+    sweep = plan.config.sweep
+    factors = " × ".join(f"{count} {name}" for name, count in plan.expansion.factors)
+    changes = ["some excluded"] if sweep.exclude else []
     changes += [f"a sample of {sweep.sample.count}"] if sweep.sample else []
-    return text + (f" ({', '.join(changes)})" if changes else "")
+    changes += [f"{len(sweep.include)} included"] if sweep.include else []
+    if changes:
+        return f"{len(plan.cells)} from {factors or 'nothing'} ({', '.join(changes)})"
+    return f"{len(plan.cells)} = {factors}" if factors else f"{len(plan.cells)}"
 
 
 def _standing(plan: Plan) -> str:
@@ -151,9 +152,13 @@ def _devices(pool: Sequence[Device]) -> str:
 def _shares(plan: Plan) -> list[str]:
     groups = Counter((plan.share(cell), cell.resources.cpus) for cell in plan.pending)
     return [
-        f"{count} cells of {share / WHOLE:g} device, {cpus} CPU thread{'s' if cpus > 1 else ''}"
+        f"{_many(count, 'cell')} of {share / WHOLE:g} device, {_many(cpus, 'CPU thread')}"
         for (share, cpus), count in sorted(groups.items(), reverse=True)
     ]
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _at_once(plan: Plan, pool: Sequence[Device], cores: int | None) -> str:
@@ -190,16 +195,16 @@ def _troubles(plan: Plan) -> list[str]:
 def _require_writable(directory: Path) -> None:
     existing = next(folder for folder in (directory, *directory.parents) if folder.exists())
     trouble = None
-    if not existing.is_dir():
-        trouble = f"{existing} is a file"
-    elif not os.access(existing, os.W_OK | os.X_OK):
-        trouble = f"no permission to write to {existing}"
-    elif os.statvfs(existing).f_flag & os.ST_RDONLY:
-        trouble = f"{existing} is on a file system that is mounted read-only"
+    try:
+        # Tried and not asked for: root, read-only mounts and odd file systems all answer such questions wrongly.
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        trouble = f"{existing} is a file" if existing.is_file() else f"{existing}: {error.strerror}"
     if trouble:
         raise UserError(
             "results",
-            Verbatim(f"{directory}: {trouble}"),
+            Verbatim(f"{directory} ({trouble})"),
             "a folder that can be written to",
             "set `results:` to another",
         )

@@ -106,6 +106,11 @@ class Record:
         names = {field.name for field in fields(cls)}
         if not isinstance(data, dict) or not {"cell", "status", "attempt"} <= data.keys() <= names:
             raise ValueError("not a status record")
+        metrics, times = data.get("metrics"), (data.get("started"), data.get("ended"))
+        if not (isinstance(metrics, dict | None) and isinstance(data["attempt"], int)):
+            raise ValueError("metrics that are no mapping, or an attempt that is no number")
+        if not all(isinstance(time, int | float | None) for time in times):
+            raise ValueError("times that are no numbers")
         return cls(**{**data, "status": State(data["status"])})
 
 
