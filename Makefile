@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 help:
 	@echo "make demo   set up, run the default sweep, show its best cells"
 	@echo "make test   set up, run the tests"
-	@echo "make lint   ruff, snakefmt, mypy, snakemake --lint"
+	@echo "make lint   ruff, snakefmt, mypy"
 	@echo "make docs   write config/README.md and config/schema.json from the models"
 	@echo "make venv   set up $(VENV); then: . $(BIN)/activate"
 
@@ -31,16 +31,17 @@ $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
 demo: venv
 	@PATH="$(CURDIR)/$(BIN):$$PATH" snakemake --profile profiles/local
 	@$(BIN)/sweepack best
+	@echo "table:  results/digits/table.csv (and .parquet)"
+	@echo "report: results/digits/report.html"
 
 test: $(VENV)/.installed-dev
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n auto --maxprocesses 4
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile workflow/rules
 	$(BIN)/mypy
-	PATH="$(CURDIR)/$(BIN):$$PATH" snakemake --lint
 
 docs: venv
 	@$(BIN)/sweepack docs

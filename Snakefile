@@ -53,6 +53,11 @@ rule all:
     default_target: True
     input:
         # Asked for by name: of a missing file that a newer table was made from, Snakemake thinks nothing.
-        expand(RESULT, cell=[cell for cell, state in PLAN.states.items() if not state.handed_over]),
+        expand(
+            RESULT,
+            cell=[
+                cell for cell, state in PLAN.states.items() if not state.handed_over
+            ],
+        ),
         rules.table.output,
         rules.report.output,

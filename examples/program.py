@@ -1,11 +1,12 @@
-"""Any program can be a cell. This one happens to be Python, uses only its standard library and knows nothing of sweepack:
-it reads parameters from a JSON file, writes metrics to another, and could read them from the environment as well."""
+"""Any program can be a cell. This one happens to be Python and knows nothing of sweepack: it reads its parameters from
+a JSON file (and one of them from the environment) and writes its metrics to another."""
 
 import json
 import os
 import sys
 
-parameters = json.load(open(sys.argv[1]))
+with open(sys.argv[1]) as file:
+    parameters = json.load(file)
 x, y = parameters["x"], parameters["y"]
 assert os.environ["SWEEPACK_PARAM_LABEL"] == parameters["label"]
 

@@ -94,19 +94,23 @@ class Sandbox:
         return path.read_text().split() if path.exists() else []
 
 
-@pytest.fixture
-def sandbox(tmp_path: Path) -> Sandbox:
+def make_sandbox(folder: Path) -> Sandbox:
     environment = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("SLURM_", "SWEEPACK_", "CUDA_", "SNAKEMAKE_"))
     }
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
-    environment["SWEEPACK_LEASES"] = str(tmp_path / "leases")
+    environment["SWEEPACK_LEASES"] = str(folder / "leases")
     environment["SWEEPACK_DEVICES"] = "cpu"
-    root = tmp_path / "project"
+    root = folder / "project"
     root.mkdir()
     return Sandbox(root, environment)
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path) -> Sandbox:
+    return make_sandbox(tmp_path)
 
 
 @pytest.fixture

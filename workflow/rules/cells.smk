@@ -10,23 +10,23 @@ def accepts_failure(wildcards, attempt):
     return int(PLAN.config.on_error == "nan" and last)
 
 
+def prepared(wildcards):
+    """Cells that will run wait for prepare(); preparing again must not make a finished one run again."""
+    return [] if PLAN.states[wildcards.cell].state == "finished" else PREPARED
+
+
 rule prepare:
     """Run prepare() of the task's module, once per sweep, before any cell."""
     output:
         PREPARED,
-    params:
-        python=PYTHON,
-        script=f"{SCRIPTS}/prepare.py",
-        directory=RESULTS,
     shell:
-        "exec {params.python:q} {params.script:q} --sweep-dir {params.directory:q} --stamp {output:q}"
+        "exec {PYTHON:q} {SCRIPTS:q}/prepare.py --sweep-dir {RESULTS:q} --stamp {output:q}"
 
 
 rule cell:
     """Run one cell, or hand its result over if it is finished."""
     input:
-        # Ancient, and only while cells are pending: preparing again must never make a finished cell run again.
-        ancient(PREPARED) if PLAN.task.has_prepare and PLAN.pending else [],
+        prepared if PLAN.task.has_prepare else [],
     output:
         RESULT,
     threads: per_cell(lambda cell: cell.resources.cpus)

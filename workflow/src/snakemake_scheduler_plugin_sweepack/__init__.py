@@ -8,6 +8,7 @@ fits. The lease that the cell then takes remains the authority: other runs on th
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from bisect import insort
@@ -16,10 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from snakemake.settings.enums import Quietness
 from snakemake_interface_scheduler_plugins.base import SchedulerBase
 from sweepack.devices import load_nvml, visible_pool
 from sweepack.errors import UserError
-from sweepack.leases import WHOLE, LeasePool, best_fit, lease_directory
+from sweepack.leases import LeasePool, best_fit, free_beside, lease_directory
 
 STARVE_AFTER = 30.0
 
@@ -47,6 +49,7 @@ class Scheduler(SchedulerBase):
         self._running: dict[Any, Request] = {}
         self._cores: int | None = None
         self._pool: LeasePool | None = None
+        self.logger.addFilter(_as_progress)
 
     def select_jobs(
         self,
@@ -163,19 +166,22 @@ class Scheduler(SchedulerBase):
     def _free(self) -> dict[str, int]:
         """Thousandths free on each device, less what cells take that were started but hold no lease yet."""
         pool = self._leases()
-        holders = [holder for holder in pool.holders() if not holder.waiting]
-        free = dict.fromkeys(pool.devices, WHOLE)
-        for holder in holders:
-            for device in holder.devices or pool.devices:
-                if device in free:
-                    free[device] -= holder.milli
-        leased = {holder.label for holder in holders}
+        holders = pool.holders()
+        free = free_beside(holders, pool.devices)
+        leased = {holder.label for holder in holders if not holder.waiting}
         for request in self._running.values():
             if request.share and request.cell not in leased:
                 place = best_fit(_reach(request, free), request.share)
                 if place:
                     free[place[0]] -= request.share
         return free
+
+
+def _as_progress(record: logging.LogRecord) -> bool:
+    """Let `quiet: progress` cover the two lines that Snakemake prints about every round of scheduling."""
+    if record.levelno == logging.INFO and str(record.msg).startswith(("Select jobs to execute", "Execute ")):
+        record.quietness = Quietness.PROGRESS
+    return True
 
 
 def _reach(request: Request, free: dict[str, int]) -> dict[str, int]:

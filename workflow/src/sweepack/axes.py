@@ -92,7 +92,7 @@ def _ends(arguments: Any, key: str) -> tuple[float, float, int]:
     start, stop, count = numbers
     if not _is_int(count) or count < 1:
         raise UserError(key, arguments, "a whole count of at least 1 at the end", "write `[start, stop, count]`")
-    if not max(abs(start), abs(stop)) <= sys.float_info.max:
+    if not all(abs(end) <= sys.float_info.max for end in (start, stop)):
         raise UserError(key, arguments, "finite ends", "write numbers that a float holds, up to 1.8e308")
     _gate(range(count), arguments, key)
     return float(start), float(stop), count

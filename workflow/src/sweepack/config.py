@@ -91,8 +91,8 @@ class Resources(Model):
     )
     runtime: Annotated[int, BeforeValidator(_minutes)] | None = Field(
         default=None,
-        description="Expected upper bound of the run time, `30m`, `2h` or a number of minutes. Used for planning; "
-        "on this machine nothing is stopped for exceeding it.",
+        description="Upper bound of the run time, `30m`, `2h` or a number of minutes. The plan adds them up to the "
+        "time that the sweep will take; on this machine nothing is stopped for exceeding it.",
         examples=["30m"],
     )
 
@@ -192,7 +192,7 @@ class Config(Model):
         ge=1,
         description="Use this many of the visible devices, the first ones. It is an error if there are fewer.",
     )
-    results: str = Field(default="results", min_length=1, description="Folder of all results.")
+    results: str = Field(default="results", pattern=r"^[^{}\n]+$", description="Folder of all results.")
     confirm_above: int = Field(
         default=10_000, ge=1, description="Refuse sweeps of more cells than this, in case an axis got out of hand."
     )
@@ -222,7 +222,9 @@ def _readable(error: ValidationError, data: Mapping[str, Any], source: str) -> U
     # Unknown keys first: a misspelt key is also reported as a missing one.
     details = sorted(error.errors(), key=lambda entry: entry["type"] != "extra_forbidden")
     first = details[0]
-    location = [part for part in first["loc"] if part not in ("str", "Command", "int", "none")]
+    location = list(first["loc"])
+    if location[:2] == ["sweep", "task"]:
+        del location[2:3]  # which of the two kinds of task pydantic was trying
     key = _dotted(location)
     value = first["input"]
     if first["type"] == "extra_forbidden":
@@ -262,7 +264,6 @@ def _readable(error: ValidationError, data: Mapping[str, Any], source: str) -> U
 
 def _expectation(detail: Any) -> str:
     kinds = {
-        "string_pattern_mismatch": "letters, digits, `_` and `-`, at most 64",
         "dict_type": "a mapping (`name: value` lines)",
         "list_type": "a list (`- ` lines or `[a, b]`)",
         "int_type": "a whole number",
@@ -271,6 +272,12 @@ def _expectation(detail: Any) -> str:
         "bool_type": "true or false",
         "model_type": "a mapping (`name: value` lines)",
     }
+    if detail["type"] == "string_pattern_mismatch":
+        name = "a name of letters, digits, `_` and `-`, at most 64 of them"
+        return name if detail["loc"][-1] == "name" else "a path without braces"
+    bounds = {"greater_than_equal": "{ge} or more", "less_than_equal": "{le} or less", "greater_than": "more than {gt}"}
+    if detail["type"] in bounds:
+        return bounds[detail["type"]].format(**detail["ctx"])
     message = str(detail["msg"]).removeprefix("Input should be ").removeprefix("a valid ")
     return kinds.get(detail["type"], message[:1].lower() + message[1:])
 
@@ -278,7 +285,8 @@ def _expectation(detail: Any) -> str:
 def _dotted(location: list[Any]) -> str:
     text = ""
     for part in location:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+        name = part if part != "" else '""'
+        text += f"[{name}]" if isinstance(part, int) else f".{name}" if text else str(name)
     return text
 
 

@@ -90,7 +90,7 @@ def _still_valid(stamp: Path) -> bool:
     try:
         files = json.loads(stamp.read_text())
         return all(_digest(Path(file)) == digest for file, digest in files.items())
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):
         return False
 
 

@@ -182,7 +182,7 @@ class LeasePool:
 
     def free(self) -> dict[str, int]:
         """The thousandths that are free on each device of this pool; raises UserError as ``holders`` does."""
-        return _free(self.devices, _used(self.holders(), self.devices))
+        return free_beside(self.holders(), self.devices)
 
     def _request(self, milli: int, label: str, count: int, device: str | None) -> Holder:
         label = " ".join(label.split())
@@ -305,6 +305,11 @@ def best_fit(
     """The ``count`` fullest devices with ``milli`` thousandths ``free``, or None; ties go by the order of ``free``."""
     fitting = sorted((key for key in free if free[key] >= milli and key not in banned), key=free.__getitem__)
     return tuple(fitting[:count]) if len(fitting) >= count else None
+
+
+def free_beside(holders: Collection[Holder], devices: Collection[str]) -> dict[str, int]:
+    """The thousandths of each of ``devices`` that the leases among ``holders`` leave."""
+    return _free(devices, _used(holders, devices))
 
 
 def _turn(request: Holder, others: Collection[Holder]) -> tuple[str, ...] | None:

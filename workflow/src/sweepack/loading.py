@@ -53,37 +53,46 @@ def _task(config: Config, root: Path) -> Task:
 
 def _entries(override: str) -> list[tuple[str, Any, Any]]:
     """``(dotted name, value, value as typed)`` of one ``name=value`` of the command line."""
-    name, _, text = override.partition("=")
+    name, separator, text = override.partition("=")
     key = f"--config {name}"
+    if not separator:
+        raise UserError("--config", name, "name=value", f"write `--config {name}=…`")
     value, typed = yaml12.parse(text, key), yaml12.parse_texts(text)
     if name != SET:
         return [(name, value, "" if typed is None else typed)]
-    if not isinstance(value, dict):
-        raise UserError(key, value, "a mapping", "write `--config set='{params.lr: 1e-3}'`")
-    return [(str(path), inner, typed[str(path)]) for path, inner in value.items()]
+    if not isinstance(value, dict) or not all(isinstance(path, str) for path in value):
+        raise UserError(key, value, "a mapping of dotted keys", "write `--config set='{params.lr: 1e-3}'`")
+    return [(path, inner, typed.get(path)) for path, inner in value.items()]
 
 
 def _set_key(data: dict[str, Any], name: str, value: Any, typed: Any) -> bool:
     """Set a key of the configuration itself; False when ``name`` is not one."""
     head, _, rest = name.removeprefix("sweep.").partition(".")
-    if name.startswith("sweep.") or (head in Sweep.model_fields and head not in _parameters(data)):
-        data = data.setdefault("sweep", {})
-        fields = set(Sweep.model_fields)
-    else:
-        fields = set(Config.model_fields)
-    if head == "params" or head not in fields:
+    in_sweep = name.startswith("sweep.") or (head in Sweep.model_fields and head not in _parameters(data))
+    if head not in (Sweep if in_sweep else Config).model_fields or (head == "params" and rest):
         return False
-    if head == "axes" and rest:
-        data.setdefault("axes", {})[rest] = value
-        data.get("params", {}).pop(rest, None)
-    elif rest:
-        inner = data.setdefault(head, {})
-        if not isinstance(inner, dict) or "." in rest:
-            raise UserError(f"--config {name}", value, f"a key inside `{head}`", f"set `{head}` as a whole")
-        inner[rest] = value
-    else:
+    if in_sweep:
+        data = _inner(data, "sweep", name, value)
+    if not rest:
         data[head] = value
+        return True
+    inner = _inner(data, head, name, value)
+    if head == "axes" and isinstance(params := data.get("params"), dict):
+        params.pop(rest, None)
+    elif "." in rest and head != "axes":
+        raise UserError(f"--config {name}", value, f"a key inside `{head}`", f"set `{head}` as a whole")
+    inner[rest] = value
     return True
+
+
+def _inner(data: dict[str, Any], head: str, name: str, value: Any) -> dict[str, Any]:
+    """The mapping under ``head``, made if there is none."""
+    inner = data.get(head)
+    if inner is None:
+        inner = data[head] = {}
+    if not isinstance(inner, dict):
+        raise UserError(f"--config {name}", value, f"a key inside `{head}`", f"set `{head}` as a whole")
+    return inner
 
 
 def _parameters(data: dict[str, Any]) -> set[str]:
@@ -101,7 +110,7 @@ def _set_parameter(sweep: dict[str, Any], name: str, value: Any, typed: Any, sig
     parameter = name.removeprefix("sweep.").removeprefix("params.")
     if not explicit:
         known = signature.parameters.keys() | _parameters({"sweep": sweep})
-        if parameter.split(".")[0] not in known:
+        if parameter.split(".")[0] not in {given.split(".")[0] for given in known}:
             names = {*known, *Config.model_fields, *(f"sweep.{field}" for field in Sweep.model_fields)}
             raise UserError(f"--config {name}", value, "a key of the config or a parameter", did_you_mean(name, names))
     for group in sweep.get("zip", []):
@@ -112,11 +121,15 @@ def _set_parameter(sweep: dict[str, Any], name: str, value: Any, typed: Any, sig
     annotation = signature.annotation(parameter)
     try:
         value = coerce(value, annotation, f"--config {name}")
-    except UserError:
-        # On a command line `name=010` is the text 010 for a parameter that is text.
-        if annotation is None or not annotation.accepts("str") or not isinstance(typed, str):
+    except UserError as error:
+        # On a command line `name=010` is the text 010 for a parameter that is text, `[010]` a list of it.
+        entries = annotation.items if annotation and isinstance(typed, list) else None
+        if annotation is None or not (isinstance(typed, str) or (entries and entries.accepts("str"))):
             raise
-        value = typed
+        try:
+            value = coerce(typed, annotation, "")
+        except UserError:
+            raise error from None
     sweep.get("axes", {}).pop(parameter, None)
     sweep.setdefault("params", {})[parameter] = value
 

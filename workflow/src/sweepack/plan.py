@@ -7,14 +7,14 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 
 from sweepack.config import Config
 from sweepack.devices import Device, load_nvml, visible_pool
 from sweepack.errors import UserError, Verbatim
+from sweepack.forecast import Demand, forecast
 from sweepack.importing import check_import
-from sweepack.leases import WHOLE, best_fit
+from sweepack.leases import WHOLE
 from sweepack.loading import load_config
 from sweepack.manifest import Manifest, ManifestCell
 from sweepack.records import Assessment, State, assess
@@ -113,7 +113,7 @@ def describe(plan: Plan, pool: Sequence[Device], cores: int | None) -> str:
     lines.append(f"  devices  {_devices(pool)}")
     if plan.pending:
         lines += [f"  {label:<8} {text}" for label, text in zip(["shares", *[""] * 99], _shares(plan), strict=False)]
-        lines.append(f"  at once  {_at_once(plan, pool, cores)}")
+        lines += _forecast(plan, pool, cores)
     lines.append(f"  results  {plan.directory}")
     notes = [*plan.expansion.remarks, *_troubles(plan)]
     lines += [f"  note     {note}" for note in notes]
@@ -161,30 +161,24 @@ def _many(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _at_once(plan: Plan, pool: Sequence[Device], cores: int | None) -> str:
-    free = {device.key: WHOLE for device in pool}
-    placed: list[Cell] = []
-    for cell in plan.pending:
-        keys = list(free)
-        if plan.config.placement == "round_robin":
-            key = keys[cell.index % len(keys)]
-            place = best_fit({key: free[key]}, plan.share(cell))
-        else:
-            place = best_fit(free, plan.share(cell))
-        if place:
-            free[place[0]] -= plan.share(cell)
-            placed.append(cell)
-        if not any(free.values()):
-            break
+def _forecast(plan: Plan, pool: Sequence[Device], cores: int | None) -> list[str]:
+    fixed = plan.config.placement == "round_robin"
+    demands = [
+        Demand(plan.share(cell), cell.resources.cpus, cell.resources.runtime, cell.index if fixed else None)
+        for cell in plan.pending
+    ]
     # Snakemake says 1 when a dry run was not told: then what profiles/local would take.
     given = cores is not None and cores > 1
     usable = cores if given and cores else len(os.sched_getaffinity(0))
-    threads = list(accumulate(min(cell.resources.cpus, usable) for cell in placed))
-    fitting = sum(total <= usable for total in threads)
-    if fitting == len(placed):
-        return f"up to {fitting}"
-    limit = f"--cores {usable} allows" if given else f"this machine's {usable} cores allow"
-    return f"up to {fitting}, as {limit} (the devices would hold {len(placed)})"
+    held, allowed = forecast(demands, len(pool)), forecast(demands, len(pool), usable)
+    text = f"  at once  up to {allowed.at_once}"
+    if allowed.at_once < held.at_once:
+        limit = f"--cores {usable} allows" if given else f"this machine's {usable} cores allow"
+        text += f", as {limit} (the devices would hold {held.at_once})"
+    if allowed.minutes is None:
+        return [text]
+    hours, minutes = divmod(allowed.minutes, 60)
+    return [text, f"  time     {hours} h {minutes} min, if every cell takes its whole `runtime`"]
 
 
 def _troubles(plan: Plan) -> list[str]:

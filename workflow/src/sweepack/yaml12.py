@@ -113,7 +113,9 @@ def parse(text: str, source: str) -> Any:
 
 def parse_texts(text: str) -> Any:
     """The same document with every scalar left as the text that was typed; ``text`` is known to be YAML."""
-    return YAML(typ="base", pure=True).load(text)
+    yaml = YAML(typ="base", pure=True)
+    yaml.allow_duplicate_keys = True  # `1` and `"1"` are two keys, but one text
+    return yaml.load(text)
 
 
 def _place(error: YAMLError, text: str, source: str) -> tuple[str, Verbatim]:

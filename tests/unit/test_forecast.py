@@ -1,0 +1,48 @@
+"""The plan's forecast of the schedule, beside bounds that can be worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sweepack.forecast import Demand, forecast
+
+demands = st.lists(
+    st.builds(Demand, share=st.integers(1, 1000), cpus=st.integers(1, 4), minutes=st.integers(1, 60)),
+    min_size=1,
+    max_size=30,
+)
+
+
+@pytest.mark.parametrize(
+    ("share", "devices", "cores", "at_once"),
+    [(150, 8, None, 48), (150, 8, 40, 40), (600, 2, None, 2), (1000, 3, 8, 3), (1, 1, None, 60)],
+)
+def test_equal_cells(share, devices, cores, at_once):
+    found = forecast([Demand(share, 1, 10)] * 60, devices, cores)
+    assert found.at_once == at_once and found.minutes == 10 * -(-60 // at_once)
+
+
+def test_smaller_cells_fill_what_larger_ones_leave():
+    cells = [Demand(600, 1), Demand(600, 1), Demand(600, 1), Demand(400, 1), Demand(400, 1)]
+    assert forecast(cells, 2).at_once == 4 and forecast(cells, 2).minutes is None
+
+
+def test_a_fixed_device_is_waited_for():
+    assert forecast([Demand(500, 1, 10, device=0)] * 4, 3).minutes == 20
+    assert forecast([Demand(500, 1, 10, device=index) for index in range(4)], 3).minutes == 10
+
+
+def test_a_cell_of_more_threads_than_cores_runs_alone():
+    assert forecast([Demand(100, 8, 5)] * 3, 1, 2) == forecast([Demand(1000, 1, 5)] * 3, 1)
+
+
+@given(demands, st.integers(1, 4), st.integers(1, 16))
+def test_the_time_lies_between_the_bounds(cells, devices, cores):
+    found = forecast(cells, devices, cores)
+    work = max(
+        sum(cell.share * cell.minutes for cell in cells) / (1000 * devices),
+        sum(min(cell.cpus, cores) * cell.minutes for cell in cells) / cores,
+        max(cell.minutes for cell in cells),
+    )
+    assert work <= found.minutes <= sum(cell.minutes for cell in cells)
