@@ -35,7 +35,7 @@ demo: venv
 	@echo "report: results/digits/report.html"
 
 test: $(VENV)/.installed-dev
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n auto --maxprocesses 4
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n logical --maxprocesses 4
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -237,6 +237,7 @@ def test_an_override_of_a_broken_file_is_refused_like_the_file(
     ],
 )
 def test_what_no_value_can_be_does_not_turn_into_text(tmp_path: Path, override: str, words: list[str]) -> None:
-    error = refused(lambda: load(tmp_path, PLAIN, override))
+    source = "def train(cell, free=None, optim: dict = {}, betas: list = []): ..."
+    error = refused(lambda: load(tmp_path, config_of({}), override, source=source))
     check_words(error, error.key, *words)
     assert error.key.startswith("--config ")

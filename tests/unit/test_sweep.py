@@ -262,6 +262,9 @@ def test_entries_that_fit_no_cell_are_remarked() -> None:
         "resources[0] is used by no cell",
         "resources[2] is used by no cell",
     ]
+    # A sample looks at some cells only, so that it cannot tell.
+    sampled = {"axes": {"lr": {"range": 50}}, "exclude": [{"lr": "< 1"}], "sample": {"count": 1}}
+    assert expanded(sampled).remarks == []
 
 
 @few
