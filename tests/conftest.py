@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 REPOSITORY = Path(__file__).parent.parent
-LONGEST_WAIT = 120.0
+LONGEST_WAIT = 300.0
 
 
 @dataclass

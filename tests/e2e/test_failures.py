@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -22,6 +23,11 @@ def train(cell, *, x: int, how: str = "raise"):
             return {"score": object()}
         if how == "nothing":
             return None
+        if how == "segfault":
+            import ctypes
+            ctypes.string_at(0)
+        if how == "vanish":
+            os._exit(0)
     return {"score": float(x)}
 """
 
@@ -89,12 +95,38 @@ def test_only_the_last_attempt_is_accepted(sandbox):
         ("exit", "sys.exit(0) instead of returning its metrics"),
         ("metrics", "metric `score` is a object"),
         ("nothing", "expected a mapping of metrics"),
+        ("segfault", "the process of the cell crashed: SIGSEGV"),
+        ("vanish", "the process of the cell ended itself with exit status 0"),
     ],
 )
 def test_a_task_that_gives_no_metrics_has_failed(sandbox, how, words):
     failing(sandbox, how=how)
     assert words in sandbox.snakemake(status=1)
     assert table(sandbox)["status"][1] == "failed"
+
+
+def test_a_crash_is_a_failure_that_nan_accepts(sandbox):
+    failing(sandbox, how="segfault", on_error="nan")
+    sandbox.snakemake()
+    assert list(table(sandbox)["status"]) == ["finished", "failed", "finished"]
+    assert "SIGSEGV" in table(sandbox)["error"][1]
+
+
+def test_what_a_cell_leaves_running_ends_with_it(sandbox):
+    sandbox.write(
+        "task.py",
+        """
+import subprocess
+def train(cell):
+    child = subprocess.Popen(["sleep", "1000"])
+    return {"pid": child.pid}
+""",
+    )
+    sandbox.config(sweep={"name": "test", "task": "task.py:train"})
+    sandbox.snakemake()
+    (record,) = sandbox.cells().values()
+    status = Path(f"/proc/{record['metrics']['pid']}/stat")
+    assert not status.exists() or status.read_text().split()[2] == "Z"
 
 
 def test_a_failing_prepare_stops_the_run_before_any_cell(sandbox):

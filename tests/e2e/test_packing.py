@@ -96,7 +96,7 @@ def test_two_runs_share_the_devices_of_the_node(sandbox):
     first = sandbox.start("--cores", "4", SWEEPACK_DEVICES="sim:1")
     other = ["--config", "set={name: other}", "--nolock"]
     second = sandbox.start("--cores", "4", *other, SWEEPACK_DEVICES="sim:1")
-    outputs = [first.communicate(timeout=120)[0], second.communicate(timeout=120)[0]]
+    outputs = [first.communicate(timeout=300)[0], second.communicate(timeout=120)[0]]
     assert first.returncode == second.returncode == 0, outputs
     both = [*sandbox.cells().values(), *sandbox.cells("other").values()]
     highest, _ = peaks(both)

@@ -82,7 +82,7 @@ def test_a_second_run_waits_for_cells_that_still_run_and_trains_none_twice(sandb
         plan.append(line)
     assert "still running from an earlier call" in "".join(plan)
     (sandbox.root / "go").touch()
-    output, _ = second.communicate(timeout=120)
+    output, _ = second.communicate(timeout=300)
     assert second.returncode == 0, output
     assert sorted(sandbox.trained()) == sorted(sandbox.cells())
 
@@ -96,7 +96,7 @@ def test_killed_cells_run_again_and_finished_ones_do_not(sandbox, eventually):
     for record in waiting:
         if record["params"]["x"] >= 2:
             os.kill(json.loads((record["dir"] / "lock").read_text())["pid"], signal.SIGKILL)
-    output, _ = driver.communicate(timeout=120)
+    output, _ = driver.communicate(timeout=300)
     assert driver.returncode == 1, output
     partial = pd.read_csv(sandbox.root / "results/test/table.csv")
     assert sorted(partial["status"]) == ["finished", "finished", "lost", "lost"]
@@ -116,7 +116,7 @@ def test_a_terminated_cell_is_interrupted_and_never_done(sandbox, eventually):
     for record in sandbox.cells().values():
         if record["status"] == "running":
             os.kill(json.loads((record["dir"] / "lock").read_text())["pid"], signal.SIGTERM)
-    output, _ = driver.communicate(timeout=120)
+    output, _ = driver.communicate(timeout=300)
     assert driver.returncode == 1 and "interrupted after" in output
     states = {record["params"]["x"]: record["status"] for record in sandbox.cells().values()}
     assert states == {0: "finished", 1: "finished", 2: "interrupted", 3: "interrupted"}
@@ -131,7 +131,7 @@ def test_ctrl_c_stops_the_cells_and_the_next_run_goes_on(sandbox, eventually):
     driver = sandbox.start("--cores", "4")
     eventually(lambda: (sandbox.root / "started-3").exists() and (sandbox.root / "started-2").exists(), "the start")
     os.killpg(driver.pid, signal.SIGINT)
-    output, _ = driver.communicate(timeout=120)
+    output, _ = driver.communicate(timeout=300)
     assert driver.returncode != 0, output
     eventually(lambda: not [r for r in sandbox.cells().values() if r["status"] == "running"], "the cells to stop")
     (sandbox.root / "go").touch()
@@ -179,6 +179,6 @@ def test_two_runs_at_once_execute_no_cell_twice(sandbox, eventually):
     runs = [sandbox.start("--cores", "2", "--nolock") for _ in range(2)]
     eventually(lambda: (sandbox.root / "started-2").exists(), "a waiting cell")
     (sandbox.root / "go").touch()
-    outputs = [run.communicate(timeout=120)[0] for run in runs]
+    outputs = [run.communicate(timeout=300)[0] for run in runs]
     assert sorted(sandbox.trained()) == sorted(sandbox.cells()), outputs
     assert len(sandbox.cells()) == 6

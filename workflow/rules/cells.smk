@@ -2,6 +2,7 @@
 
 PREPARED = f"{RESULTS}/prepare.done"
 LEASE_TIMEOUT = PLAN.config.lease_timeout
+START = PLAN.config.start
 
 
 def accepts_failure(wildcards, attempt):
@@ -44,5 +45,5 @@ rule cell:
     shell:
         "exec {PYTHON:q} {SCRIPTS:q}/cell.py --sweep-dir {RESULTS:q} --cell {wildcards.cell}"
         " --share {resources.gpu_milli} --threads {resources.cell_threads} --devices {resources.pool_devices}"
-        " --index {resources.cell_index} --round-robin {resources.round_robin} --timeout {LEASE_TIMEOUT}"
+        " --index {resources.cell_index} --round-robin {resources.round_robin} --timeout {LEASE_TIMEOUT} --start {START}"
         " --rejected {params.rejected} --accept-failure {resources.accept_failure}"

@@ -187,12 +187,18 @@ class Config(Model):
         le=WHOLE,
         description="Only with `placement: round_robin`: cells at once on a device, instead of the shares.",
     )
+    start: Literal["auto", "fresh"] = Field(
+        default="auto",
+        description="How a cell's process starts. `auto`: forked, in milliseconds, from one that has imported the "
+        "task; where that is unsafe (the import starts threads or uses a GPU, or the task's module says "
+        '`START = "fresh"`) it starts fresh, and its log says why. `fresh`: always a new process.',
+    )
     devices: int | None = Field(
         default=None,
         ge=1,
         description="Use this many of the visible devices, the first ones. It is an error if there are fewer.",
     )
-    results: str = Field(default="results", pattern=r"^[^{}\n]+$", description="Folder of all results.")
+    results: str = Field(default="results", pattern=r"^[^{}\n\x00]+$", description="Folder of all results.")
     confirm_above: int = Field(
         default=10_000, ge=1, description="Refuse sweeps of more cells than this, in case an axis got out of hand."
     )

@@ -36,6 +36,10 @@ def import_task(spec: dict[str, Any], root: Path) -> tuple[ModuleType, Callable[
         _put_first(str(root))
         _put_first(str(file.parent))
         name = file.stem
+        loaded = sys.modules.get(name)
+        if loaded is not None and getattr(loaded, "__file__", None) == str(file):
+            # In a cell that was forked from a process that has imported it.
+            return loaded, getattr(loaded, spec["function"])
         location = importlib.util.spec_from_file_location(name, file)
         if location is None or location.loader is None:
             raise ImportError(f"{file} cannot be imported")

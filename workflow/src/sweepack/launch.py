@@ -1,6 +1,6 @@
-"""Start one cell: wait for it to be free, hand it over if it is finished, lease its share, become its process.
+"""Start one cell: wait for it to be free, hand it over if it is finished, lease its share, run and watch its process.
 
-Standard library only until the cell's own process starts: a finished cell is handed over in milliseconds.
+Standard library only: a finished cell is handed over in milliseconds.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from sweepack.devices import Device, load_nvml, visible_pool
 from sweepack.environment import cell_environment
 from sweepack.errors import UserError
 from sweepack.files import try_lock
+from sweepack.job import Job
 from sweepack.leases import WHOLE, Lease, LeaseAbandoned, LeasePool, LeaseTimeout, lease_directory
 from sweepack.manifest import cell_files
 from sweepack.records import Assessment, CellFiles, State, archive_attempt, assess, hand_over
+from sweepack.supervise import run_cell
 
 TEMPORARY_FAILURE = 75
 _REMIND_SECONDS = 60.0
@@ -40,12 +42,13 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--round-robin", type=int, default=0, help="1: use device `index` modulo the devices")
     parser.add_argument("--rejected", type=int, default=0, help="how many results of this cell were refused so far")
     parser.add_argument("--accept-failure", type=int, default=0, help="1: a failure of the task is a result too")
+    parser.add_argument("--start", choices=["auto", "fresh"], default="auto", help="auto: from the warm host")
     parser.add_argument("--timeout", type=float, default=1440.0, help="minutes to wait for the share (default: a day)")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the cell that ``argv`` names. Does not return when the cell starts; else the exit status."""
+    """Run the cell that ``argv`` names; the exit status."""
     options = parser().parse_args(argv)
     try:
         return _launch(options)
@@ -55,6 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (LeaseTimeout, LeaseAbandoned) as error:
         print(f"cell {options.cell} did not start: {error}", file=sys.stderr)
         return TEMPORARY_FAILURE
+    except OSError as error:
+        # A full disk, a lost mount: the cell stays what its record says.
+        print(f"cell {options.cell}: {error}", file=sys.stderr)
+        return 1
 
 
 def _launch(options: argparse.Namespace) -> int:
@@ -71,9 +78,9 @@ def _launch(options: argparse.Namespace) -> int:
         return 0
     _clear(files, found, options.rejected)
     pool = visible_pool(os.environ, load_nvml())[: options.devices or None]
-    lease = _lease(options, pool, give_up)
-    device = next(device for device in pool if device.key == lease.devices[0])
-    return _become(options, files, device, lease, lock)
+    with _lease(options, pool, give_up) as lease:
+        device = next(device for device in pool if device.key == lease.devices[0])
+        return _run(options, files, device, lease, lock)
 
 
 def _watch_driver() -> Callable[[], str | None]:
@@ -135,16 +142,10 @@ def _lease(options: argparse.Namespace, pool: list[Device], give_up: Callable[[]
     )
 
 
-def _become(options: argparse.Namespace, files: CellFiles, device: Device, lease: Lease, lock: int) -> int:
-    """Replace this process by the cell's, in its own environment, with its own log."""
-    from sweepack.run import Job
-
-    lease.inheritable()
-    os.set_inheritable(lock, True)
-    terminal = os.dup(2)
-    os.set_inheritable(terminal, True)
+def _run(options: argparse.Namespace, files: CellFiles, device: Device, lease: Lease, lock: int) -> int:
+    """Run the cell in a process of its own, in its own environment, with its own log; the exit status."""
     job = Job(
-        directory=str(files.directory),
+        directory=str(files.directory.absolute()),  # a task may change its folder
         device=device.label,
         kind=device.kind,
         share=options.share,
@@ -152,13 +153,11 @@ def _become(options: argparse.Namespace, files: CellFiles, device: Device, lease
         rejected=options.rejected,
         accept=bool(options.accept_failure),
         kept_open=(lease.fd, lock),
-        terminal=terminal,
+        terminal=os.dup(2),
     )
     log = os.open(files.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     stamp = time.strftime("%Y-%m-%d %H:%M:%S")
     os.write(log, f"--- {stamp} on {os.uname().nodename}, {device.label}\n".encode())
-    null = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((null, 0), (log, 1), (log, 2)):
-        os.dup2(source, target)
     environment = cell_environment(os.environ, visible=device.entry, threads=options.threads)
-    os.execve(sys.executable, [sys.executable, "-m", "sweepack.run", job.to_json()], environment)
+    task = json.loads(files.meaning.read_bytes())["task"]
+    return run_cell(job, environment, log, task, warm=options.start == "auto" and not task["argv"])

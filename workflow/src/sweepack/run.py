@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -11,46 +11,21 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from sweepack import memory, provenance, randomness
 from sweepack.cell import Cell, Interrupted, plain_metrics
 from sweepack.command import run_command
 from sweepack.files import write_atomic
+from sweepack.job import Job, report
 from sweepack.leases import WHOLE
 from sweepack.records import CellFiles, Record, State, assess
 
+_PR_SET_PDEATHSIG = 1
 _stopped_by: int | None = None
-
-
-@dataclass(frozen=True)
-class Job:
-    """What ``launch`` tells the process of a cell.
-
-    ``device`` is the label for people, ``kind`` is ``cuda``, ``cpu`` or ``sim``, ``share`` is in thousandths,
-    ``accept`` says whether a failure of the task is to be accepted as the cell's result, ``kept_open`` are the
-    descriptors of lease and lock, ``terminal`` is the one to report to.
-    """
-
-    directory: str
-    device: str
-    kind: str
-    share: int
-    threads: int
-    rejected: int
-    accept: bool
-    kept_open: tuple[int, ...]
-    terminal: int
-
-    def to_json(self) -> str:
-        return json.dumps(self.__dict__)
-
-    @classmethod
-    def from_json(cls, text: str) -> Job:
-        return cls(**json.loads(text))
 
 
 def main(job: Job) -> int:
@@ -88,7 +63,7 @@ def main(job: Job) -> int:
     if record.status is State.FINISHED or accepted:
         write_atomic(files.result, record.to_json())
         code = 0
-    _report(record, meaning["slug"], files, job.terminal)
+    report(record, meaning["slug"], files, job.terminal)
     return code
 
 
@@ -156,19 +131,6 @@ def _judge(error: BaseException, record: Record) -> tuple[Record, int]:
     return replace(record, status=State.FAILED, error=text), 1
 
 
-def _report(record: Record, slug: str, files: CellFiles, terminal: int) -> None:
-    """One line about the cell for whoever watches the run."""
-    seconds = (record.ended or 0.0) - (record.started or 0.0)
-    line = f"cell {record.cell} ({slug}) {record.status} after {seconds:.1f} s on {record.device}"
-    if record.metrics:
-        shown = [f"{n}={v:.4g}" for n, v in record.metrics.items() if isinstance(v, int | float)]
-        line += ": " + " ".join(shown[:4]) if shown else ""
-    if record.status is State.FAILED and record.error:
-        line += f": {record.error.splitlines()[-1]}\n  log: {files.log}"
-    with contextlib.suppress(OSError):
-        os.write(terminal, f"{line}\n".encode())
-
-
 def _stop(signum: int, frame: FrameType | None) -> None:
     global _stopped_by
     _stopped_by = signum
@@ -181,7 +143,7 @@ def _ignore_signals() -> None:
         signal.signal(signum, signal.SIG_IGN)
 
 
-def _exit(code: int) -> None:
+def leave(code: int) -> NoReturn:
     """End as a Python process does, but without taking torch apart, which costs most of a second."""
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.main_thread():
@@ -192,5 +154,13 @@ def _exit(code: int) -> None:
     os._exit(code)
 
 
+def die_with(parent: int) -> None:
+    """Let the kernel kill this process when ``parent`` ends: nobody else would write down how the cell ended."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(128 + signal.SIGKILL)
+
+
 if __name__ == "__main__":
-    _exit(main(Job.from_json(sys.argv[1])))
+    die_with(int(sys.argv[2]))
+    leave(main(Job.from_json(sys.argv[1])))

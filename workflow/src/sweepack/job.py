@@ -1,0 +1,50 @@
+"""What passes between the process that watches a cell, the process that runs it, and the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import dataclass
+
+from sweepack.records import CellFiles, Record, State
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the process of a cell is told.
+
+    ``directory`` is the cell's, absolute; ``device`` is the label for people, ``kind`` is ``cuda``, ``cpu`` or ``sim``,
+    ``share`` is in thousandths, ``accept`` says whether a failure of the task is to be accepted as the cell's result,
+    ``kept_open`` are the descriptors of lease and lock, ``terminal`` is the one to report to.
+    """
+
+    directory: str
+    device: str
+    kind: str
+    share: int
+    threads: int
+    rejected: int
+    accept: bool
+    kept_open: tuple[int, ...]
+    terminal: int
+
+    def to_json(self) -> str:
+        return json.dumps(self.__dict__)
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        return cls(**json.loads(text))
+
+
+def report(record: Record, slug: str, files: CellFiles, terminal: int) -> None:
+    """One line about the cell for whoever watches the run."""
+    seconds = (record.ended or 0.0) - (record.started or 0.0)
+    line = f"cell {record.cell} ({slug}) {record.status} after {seconds:.1f} s on {record.device}"
+    if record.metrics:
+        shown = [f"{n}={v:.4g}" for n, v in record.metrics.items() if isinstance(v, int | float)]
+        line += ": " + " ".join(shown[:4]) if shown else ""
+    if record.status is State.FAILED and record.error:
+        line += f": {record.error.splitlines()[-1]}\n  log: {files.log}"
+    with contextlib.suppress(OSError):
+        os.write(terminal, f"{line}\n".encode())

@@ -1,0 +1,100 @@
+"""Watch the process of a cell: pass signals on, clear up behind it, and write down an end that it could not write."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sweepack.client import NoHost, run_warm
+from sweepack.files import write_atomic
+from sweepack.job import Job, report
+from sweepack.records import CellFiles, State, assess
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# Signals by which a program ends itself through a fault of its own; others come from outside.
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP)
+
+
+def run_cell(job: Job, environment: Mapping[str, str], log: int, task: dict[str, Any], warm: bool) -> int:
+    """Run ``job`` in a process of its own, its output going to the descriptor ``log``; the exit status of the cell.
+
+    ``warm``: forked from a host that has imported ``task``, if one can be had; the log says so when none can.
+    """
+    relay = Relay()
+    if warm:
+        try:
+            return settle(job, run_warm(job, environment, log, task, relay.to), log)
+        except NoHost as reason:
+            os.write(log, f"started fresh: {reason}\n".encode())
+    return settle(job, _run_fresh(job, environment, log, relay), log)
+
+
+class Relay:
+    """Catches the signals that are meant for the cell and sends them where it runs, also those that come early."""
+
+    def __init__(self) -> None:
+        self._early: list[int] = []
+        self._send: Callable[[int], None] = self._early.append
+        for signum in FORWARDED:
+            signal.signal(signum, lambda signum, _: self._send(signum))
+
+    def to(self, send: Callable[[int], None]) -> None:
+        """From now on, and for those that came before, ``send`` them."""
+        self._send = send
+        while self._early:
+            send(self._early.pop(0))
+
+
+def _run_fresh(job: Job, environment: Mapping[str, str], log: int, relay: Relay) -> int:
+    """How a fresh process for ``job`` ended, a signal being negative.
+
+    It leads a session of its own: a signal reaches it once, from here, and what it leaves behind is killed.
+    """
+    child = subprocess.Popen(
+        [sys.executable, "-m", "sweepack.run", job.to_json(), str(os.getpid())],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        pass_fds=(*job.kept_open, job.terminal),
+        start_new_session=True,
+    )
+    relay.to(child.send_signal)
+    status = child.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    return status
+
+
+def settle(job: Job, status: int, log: int) -> int:
+    """The exit status of a cell whose process ended with ``status`` (negative: a signal), with its record put right.
+
+    A process that crashed or called ``os._exit`` has written nothing: that is a failure of the task. One that was
+    killed from outside stays as it is, and counts as lost.
+    """
+    files = CellFiles(Path(job.directory))
+    meaning = json.loads(files.meaning.read_bytes())
+    record = assess(files.directory, meaning["id"]).record
+    code = 128 - status if status < 0 else status
+    if record is None or record.status is not State.RUNNING:
+        return code
+    if status < 0 and -status not in CRASHES:
+        return code
+    what = f"crashed: {signal.Signals(-status).name}" if status < 0 else f"ended itself with exit status {status}"
+    message = f"the process of the cell {what}"
+    os.write(log, f"{message}\n".encode())
+    record = replace(record, status=State.FAILED, ended=time.time(), error=message)
+    write_atomic(files.status, record.to_json())
+    if job.accept:
+        write_atomic(files.result, record.to_json())
+    report(record, meaning["slug"], files, job.terminal)
+    return 0 if job.accept else code or 1
