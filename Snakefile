@@ -24,12 +24,20 @@ ROOT = Path.cwd()
 
 try:
     PLAN = make_plan(
-        ROOT, workflow.configfiles, workflow.config_settings.config_args or []
+        ROOT,
+        Path(workflow.basedir),
+        workflow.configfiles,
+        workflow.config_settings.config_args or [],
     )
     if workflow.is_main_process:
         POOL = check_pool(PLAN, os.environ)
         check_task(PLAN, ROOT)
-        print(describe(PLAN, POOL, workflow.resource_settings.cores), file=sys.stderr)
+        # A dry run that is not told has one core.
+        told = not {"-n", "--dry-run", "--dryrun"} & set(sys.argv)
+        cores = workflow.resource_settings.cores
+        print(
+            describe(PLAN, POOL, cores if told or cores != 1 else None), file=sys.stderr
+        )
 except UserError as error:
     print(error, file=sys.stderr)
     sys.exit(1)
@@ -52,12 +60,6 @@ rule all:
     """The sweep: every cell finished, the table and the report made."""
     default_target: True
     input:
-        # Asked for by name: of a missing file that a newer table was made from, Snakemake thinks nothing.
-        expand(
-            RESULT,
-            cell=[
-                cell for cell, state in PLAN.states.items() if not state.handed_over
-            ],
-        ),
+        wanted_by_name(),
         rules.table.output,
         rules.report.output,

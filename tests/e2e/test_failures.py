@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -60,6 +61,61 @@ def test_nan_makes_a_row_of_a_failure_and_the_next_run_tries_it_again(sandbox):
     assert table(sandbox)["status"][1] == "finished" and table(sandbox)["attempt"][1] == 3
     assert "Nothing to be done" in sandbox.snakemake()
     assert len(sandbox.trained()) == 5
+
+
+def test_what_was_refused_is_refused_without_snakemakes_memory_too(sandbox):
+    failing(sandbox, on_error="nan")
+    sandbox.snakemake()
+    shutil.rmtree(sandbox.root / ".snakemake")
+    (sandbox.root / "mended").touch()
+    sandbox.snakemake()
+    assert list(table(sandbox)["status"]) == ["finished"] * 3 and len(sandbox.trained()) == 4
+    broken = next(iter(sandbox.cells().values()))["dir"]
+    (broken / "result.json").write_text("garbage")
+    shutil.rmtree(sandbox.root / ".snakemake")
+    assert f"cell {broken.name} runs again: result.json is broken" in sandbox.snakemake()
+    assert len(sandbox.trained()) == 5
+    assert "Nothing to be done" in sandbox.snakemake()
+
+
+def test_a_failed_cell_that_is_removed_leaves_the_table(sandbox):
+    failing(sandbox)
+    sandbox.snakemake(status=1)
+    sandbox.snakemake("--config", "set={axes.x: [0, 2]}")
+    assert list(table(sandbox)["status"]) == ["finished"] * 2
+    assert len(pd.read_csv(sandbox.root / "results/test/failures.csv")) == 0
+
+
+@pytest.mark.parametrize("end", ["kill -9 $$", "kill -TERM $$", "exit 137"])
+def test_a_program_that_is_stopped_from_outside_stays_pending(sandbox, end):
+    command = {"command": ["bash", "-c", end]}
+    sandbox.config(sweep={"name": "test", "task": command}, on_error="nan")
+    sandbox.snakemake(status=1)
+    (record,) = sandbox.cells().values()
+    assert record["status"] == "interrupted" and not (record["dir"] / "result.json").exists()
+
+
+def test_a_thread_that_does_not_end_ends_with_the_cell(sandbox):
+    sandbox.write(
+        "task.py",
+        "import threading, time\ndef train(cell):\n"
+        "    threading.Thread(target=time.sleep, args=(1000,), name='endless').start()\n    return {'v': 10**400}\n",
+    )
+    sandbox.config(sweep={"name": "test", "task": "task.py:train"})
+    sandbox.snakemake()
+    (record,) = sandbox.cells().values()
+    assert (
+        record["status"] == "finished" and "thread endless is still running" in (record["dir"] / "log.txt").read_text()
+    )
+
+
+def test_a_child_that_the_task_lets_return_does_not_end_the_cell(sandbox):
+    task = "import os\ndef train(cell):\n    child = os.fork() == 0\n    return {'child': child}\n"
+    sandbox.write("task.py", task)
+    sandbox.config(sweep={"name": "test", "task": "task.py:train"})
+    assert sandbox.snakemake().count("finished after") == 1
+    (record,) = sandbox.cells().values()
+    assert record["metrics"] == {"child": False}
 
 
 def test_raise_fails_the_run_and_leaves_a_partial_table(sandbox):

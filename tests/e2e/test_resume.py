@@ -160,18 +160,14 @@ def test_rerun_archives_the_attempt_and_runs_the_cell_again(sandbox):
     (sandbox.root / "go").touch()
     sandbox.snakemake()
     first = next(iter(sandbox.cells()))
-    sandbox.sweepack("rerun", first[:8], "--", "--snakefile", sandbox_snakefile(), "--cores", "1")
+    sandbox.sweepack("rerun", first[:8], "--", "--cores", "1")
     record = sandbox.cells()[first]
     assert record["attempt"] == 2 and sandbox.trained().count(first) == 2 and len(sandbox.trained()) == 4
     assert json.loads((record["dir"] / "attempts/1/status.json").read_text())["attempt"] == 1
     assert "Nothing to be done" in sandbox.snakemake()
+    sandbox.sweepack("rerun", first)
+    assert sandbox.cells()[first]["attempt"] == 3
     assert "Known" in sandbox.sweepack("rerun", "nonsense", status=1)
-
-
-def sandbox_snakefile():
-    from conftest import REPOSITORY
-
-    return str(REPOSITORY / "Snakefile")
 
 
 def test_two_runs_at_once_execute_no_cell_twice(sandbox, eventually):

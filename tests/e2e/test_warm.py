@@ -123,7 +123,13 @@ def test_edited_code_means_another_host(sandbox):
 
 @pytest.mark.parametrize(
     ("how", "state"),
-    [("segfault", "failed"), ("vanish", "failed"), ("kill", "running"), ("close", "finished"), ("chdir", "finished")],
+    [
+        ("segfault", "failed"),
+        ("vanish", "failed"),
+        ("kill", "interrupted"),
+        ("close", "finished"),
+        ("chdir", "finished"),
+    ],
 )
 def test_a_cell_that_goes_down_takes_nobody_with_it(sandbox, how, state):
     tiny(sandbox, how=how)
@@ -154,7 +160,7 @@ def test_a_killed_host_takes_its_cells_with_it_and_the_next_run_goes_on(sandbox,
     assert driver.returncode == 1, output
     assert not LeasePool(sandbox.root.parent / "leases", ["cpu"]).holders()
     (sandbox.root / "go").touch()
-    assert "4 killed before" in sandbox.snakemake()
+    assert "4 interrupted before" in sandbox.snakemake()
     assert {record["attempt"] for record in sandbox.cells().values()} == {2}
 
 

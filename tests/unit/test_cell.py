@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -74,6 +76,26 @@ def test_a_truncated_state_gives_way_to_the_one_before(tmp_path):
     path = tmp_path / "checkpoints/state.pt"
     path.write_bytes(path.read_bytes()[:-100])
     assert make(tmp_path).load()["epoch"] == 1
+
+
+@pytest.mark.parametrize("bad", [np.ones(2), {"a": [object()]}, {"b": np.float64(1)}, (np.int64(3),)])
+def test_state_that_could_not_be_loaded_is_refused_when_it_is_saved(tmp_path, bad):
+    with pytest.raises(TypeError, match="state"):
+        make(tmp_path).save(bad)
+    assert make(tmp_path).load() is None
+
+
+def test_generators_that_are_imported_later_are_seeded_then():
+    program = """
+import sys
+from sweepack.randomness import seed_all
+seed_all(int(sys.argv[1]))
+import numpy, torch, random
+print(numpy.random.rand(), torch.rand(1).item(), random.random())
+"""
+    command = [sys.executable, "-c", program]
+    drawn = [subprocess.check_output([*command, seed]) for seed in ("7", "7", "8", str(2**70))]
+    assert drawn[0] == drawn[1] and len(set(drawn)) == 3
 
 
 def test_metrics_become_plain_values():

@@ -179,7 +179,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, name: str) -> Non
     (tmp_path / "folder").mkdir()
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     error = refused(lambda: load_config(tmp_path / "config.yaml", [tmp_path / name], [], tmp_path))
-    check_words(error, "--configfile", name, "a readable text file")
+    check_words(error, name, "a configuration in a text file", "--configfile")
 
 
 def test_an_error_in_the_text_names_the_file_as_seen_from_the_project(tmp_path: Path) -> None:

@@ -99,6 +99,8 @@ def test_archiving_keeps_everything_and_the_count_of_attempts(files):
     assert Record.from_json((archive / "status.json").read_bytes()) == DONE
     found = assess(files.directory, "c1")
     assert found.state is State.PENDING and found.record.attempt == 2 and found.rejected == 1 and not found.trouble
+    assert archive_attempt(files) is None, "there is nothing left to archive"
+    put(files, DONE)
     assert archive_attempt(files).name == "3", "an archive is never overwritten"
 
 

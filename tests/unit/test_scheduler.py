@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 from snakemake_scheduler_plugin_sweepack import Scheduler
@@ -106,7 +107,8 @@ def test_what_other_runs_hold_is_not_counted_on_and_one_cell_waits_for_it():
     run = Run([Job(index, 600) for index in range(4)])
     assert run.round() == ["c0"]
     # sim:1 is taken by c0, sim:0 by somebody of whose end Snakemake would not hear.
-    with LeasePool(lease_directory(), ["sim:0", "sim:1"]).acquire(600, label="c0", device="sim:1"):
+    label = str(Path("results/s/cells/c0").absolute())
+    with LeasePool(lease_directory(), ["sim:0", "sim:1"]).acquire(600, label=label, device="sim:1"):
         assert run.round() == ["c1"]
         assert run.round() == []
     lease.release()

@@ -101,7 +101,7 @@ class Scheduler(SchedulerBase):
             request = Request((-job.priority, needs.get("cell_index", -1)), job, needs)
             if "gpu_milli" in needs:
                 request.share = needs["gpu_milli"]
-                request.cell = Path(str(next(iter(job.output)))).parent.name
+                request.cell = str(Path(str(next(iter(job.output)))).parent.absolute())  # the lease's label
                 request.devices = needs.get("pool_devices", 0)
                 request.pinned = needs["cell_index"] if needs.get("round_robin") else -1
             self._known[job] = request

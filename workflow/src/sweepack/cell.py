@@ -54,10 +54,11 @@ class Cell:
     def save(self, state: Any) -> None:
         """Keep ``state`` (tensors and plain containers) for a later attempt, with the random number generators.
 
-        A kill at any moment leaves the old state or the new one, whole.
+        A kill at any moment leaves the old state or the new one, whole. Raises TypeError for what could not be loaded.
         """
         import torch
 
+        _require_loadable(state, "state")
         content = {"cell": self.id, "history": self.history.text, "random": randomness.capture(), "state": state}
         replace_durably(self.checkpoints / "state.pt", lambda path: torch.save(content, path))
 
@@ -140,6 +141,26 @@ def plain_metrics(metrics: Any) -> dict[str, Any]:
             raise TypeError(f"metric `{name}` is a {kind}; expected a number, text, null or a list of these") from None
         plain[name] = value
     return plain
+
+
+def _require_loadable(value: Any, place: str) -> None:
+    """Raise TypeError, naming the place, for anything that ``torch.load(weights_only=True)`` would refuse."""
+    import torch
+
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.Tensor):
+        if type(value).__module__ == "numpy":
+            raise TypeError(f"{place} is a NumPy number: save `.item()` of it")
+        return
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            _require_loadable(name, f"a key of {place}")
+            _require_loadable(inner, f"{place}[{name!r}]")
+    elif isinstance(value, list | tuple | set):
+        for index, inner in enumerate(value):
+            _require_loadable(inner, f"{place}[{index}]")
+    else:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise TypeError(f"{place} is a {kind}: save tensors, numbers, text and lists or dicts of them")
 
 
 def replace_durably(target: Path, write: Callable[[Path], object]) -> None:

@@ -123,11 +123,12 @@ class _start_lock:
 
 def _start(path: Path, environment: Mapping[str, str], task: dict[str, Any], refusal: Path) -> None:
     """Start the host and wait until it listens; raises NoHost when it says why it cannot, or says nothing in time."""
+    command = [sys.executable, "-P", "-m", "sweepack.warm"]
     reader, writer = os.pipe()
     try:
         with path.with_suffix(".log").open("ab") as log:
             subprocess.Popen(
-                [sys.executable, "-m", "sweepack.warm", str(path), str(Path.cwd()), json.dumps(task), str(writer)],
+                [*command, str(path), str(Path.cwd()), json.dumps(task), str(writer)],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from sweepack.files import write_atomic
 from sweepack.values import canonical, dotted_items
 
 GRACE_SECONDS = 30.0
+_FROM_OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
 
 
 def run_command(cell: Cell, argv: Sequence[str], kept_open: Sequence[int]) -> dict[str, Any]:
@@ -48,6 +50,10 @@ def run_command(cell: Cell, argv: Sequence[str], kept_open: Sequence[int]) -> di
     except Interrupted as stop:
         _end(program, stop.signum)
         raise
+    stopped = -status if status < 0 else status - 128
+    if stopped in _FROM_OUTSIDE:
+        # The kernel out of memory, a scheduler, a person: no fault of the program, and no result.
+        raise Interrupted(stopped)
     if status < 0:
         raise RuntimeError(f"`{words[0]}` was ended by signal {-status} ({signal.Signals(-status).name})")
     if status > 0:
@@ -71,15 +77,19 @@ def variables(cell: Cell) -> dict[str, str]:
 
 
 def _end(program: subprocess.Popen[bytes], signum: int) -> None:
-    for step in (signum, signal.SIGKILL):
-        try:
+    """Pass ``signum`` on and wait; what is still there after the grace time, or at a second signal, is killed."""
+
+    def send(step: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(program.pid, step)
-        except ProcessLookupError:
-            return
-        try:
-            program.wait(GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            continue
+
+    for again in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(again, lambda *_: send(signal.SIGKILL))
+    send(signum)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        program.wait(GRACE_SECONDS)
+    send(signal.SIGKILL)
+    program.wait(GRACE_SECONDS)
 
 
 def _read_metrics(path: Path) -> dict[str, Any]:

@@ -15,8 +15,6 @@ from sweepack.files import try_lock
 from sweepack.manifest import Manifest, cell_files
 from sweepack.records import archive_attempt
 
-PROFILE = ["--profile", "profiles/local"]
-
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": False})
 def rerun(
@@ -36,6 +34,11 @@ def rerun(
     # Click hands over what stands behind `--` among the arguments.
     own, passed = _split(sys.argv, cells)
     names = {cell.id: cell.slug for cell in manifest.cells}
+    home = Path(manifest.configuration[1]).parent if "--snakefile" in manifest.configuration else Path()
+    profile = home / "profiles/local"
+    if run and not passed and not profile.is_dir():
+        fix = "name the folder of one behind `--`: `sweepack rerun CELL -- --profile path/to/profile`"
+        raise UserError("profile", str(profile), "the profile to run with", fix)
     for cell in [_find(prefix, names) for prefix in own]:
         files = cell_files(directory, cell)
         if files.directory.is_dir():
@@ -47,7 +50,7 @@ def rerun(
             kept = f"; the earlier attempt is kept in {archive}" if archive else ""
             typer.echo(f"cell {cell} ({names[cell]}) will run again{kept}", err=True)
     if run:
-        command = ["snakemake", *(passed or PROFILE), *manifest.configuration]
+        command = ["snakemake", *(passed or ["--profile", str(profile)]), *manifest.configuration]
         typer.echo("+ " + " ".join(command), err=True)
         os.execvp(command[0], command)
 

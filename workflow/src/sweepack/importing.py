@@ -60,7 +60,8 @@ def check_import(task: Task, root: Path, cache: Path, limit: float) -> None:
         return
     with tempfile.TemporaryDirectory() as scratch:
         report, output = Path(scratch) / "report.json", Path(scratch) / "output.txt"
-        command = [sys.executable, "-m", "sweepack.importing", json.dumps(task.to_json(root)), str(root), str(report)]
+        spec = json.dumps(task.to_json(root))
+        command = [sys.executable, "-P", "-m", "sweepack.importing", spec, str(root), str(report)]
         try:
             # Into a file: a pipe would be waited for as long as anything that the module started holds it.
             with output.open("wb") as sink:

@@ -15,6 +15,7 @@ class Job:
     """What the process of a cell is told.
 
     ``directory`` is the cell's, absolute; ``device`` is the label for people, ``kind`` is ``cuda``, ``cpu`` or ``sim``,
+    ``checked`` says that the driver knows the device,
     ``share`` is in thousandths, ``accept`` says whether a failure of the task is to be accepted as the cell's result,
     ``kept_open`` are the descriptors of lease and lock, ``terminal`` is the one to report to.
     """
@@ -22,6 +23,7 @@ class Job:
     directory: str
     device: str
     kind: str
+    checked: bool
     share: int
     threads: int
     rejected: int
@@ -42,9 +44,10 @@ def report(record: Record, slug: str, files: CellFiles, terminal: int) -> None:
     seconds = (record.ended or 0.0) - (record.started or 0.0)
     line = f"cell {record.cell} ({slug}) {record.status} after {seconds:.1f} s on {record.device}"
     if record.metrics:
-        shown = [f"{n}={v:.4g}" for n, v in record.metrics.items() if isinstance(v, int | float)]
+        numbers = {name: value for name, value in record.metrics.items() if isinstance(value, int | float)}
+        shown = [f"{n}={v:.4g}" if isinstance(v, float) else f"{n}={v}"[:40] for n, v in numbers.items()]
         line += ": " + " ".join(shown[:4]) if shown else ""
-    if record.status is State.FAILED and record.error:
-        line += f": {record.error.splitlines()[-1]}\n  log: {files.log}"
+    if record.status is not State.FINISHED and record.error:
+        line += f": {record.error.splitlines()[0]}\n  log: {files.log}"
     with contextlib.suppress(OSError):
         os.write(terminal, f"{line}\n".encode())

@@ -134,10 +134,10 @@ def _lease(options: argparse.Namespace, pool: list[Device], give_up: Callable[[]
     leases = LeasePool(lease_directory(), [device.key for device in pool])
     return leases.acquire(
         options.share,
-        label=options.cell,
+        label=str(cell_files(options.sweep_dir, options.cell).directory.absolute()),
         device=pinned,
         timeout=options.timeout * 60,
-        on_wait=lambda text: print(f"cell {text}", file=sys.stderr),
+        on_wait=lambda text: print(text, file=sys.stderr),
         give_up=give_up,
     )
 
@@ -148,6 +148,7 @@ def _run(options: argparse.Namespace, files: CellFiles, device: Device, lease: L
         directory=str(files.directory.absolute()),  # a task may change its folder
         device=device.label,
         kind=device.kind,
+        checked=device.model is not None,
         share=options.share,
         threads=options.threads,
         rejected=options.rejected,

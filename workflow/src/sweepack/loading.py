@@ -8,7 +8,7 @@ from typing import Any
 
 from sweepack import yaml12
 from sweepack.config import Config, Sweep, validate
-from sweepack.errors import UserError, did_you_mean
+from sweepack.errors import UserError, Verbatim, did_you_mean
 from sweepack.task import Signature, Task, load_task
 from sweepack.values import coerce
 
@@ -29,7 +29,9 @@ def load_config(default: Path, given: Sequence[Path], overrides: Sequence[str], 
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError("--configfile", str(path), "a readable text file", f"{error}") from None
+        fix = "create it, or name another with `--configfile path/to/config.yaml`"
+        trouble = getattr(error, "strerror", None) or str(error)
+        raise UserError(_shown(path, root), Verbatim(trouble), "a configuration in a text file", fix) from None
     data = yaml12.parse(text, _shown(path, root))
     if not overrides:
         config = validate(data, _shown(path, root))

@@ -61,8 +61,11 @@ class Plan:
         )
 
 
-def make_plan(root: Path, config_files: Sequence[Path], overrides: Sequence[str]) -> Plan:
-    """Read the configuration seen from ``root`` and assess every cell. Raises UserError."""
+def make_plan(root: Path, workflow: Path, config_files: Sequence[Path], overrides: Sequence[str]) -> Plan:
+    """Read the configuration seen from ``root`` and assess every cell; ``workflow`` is the folder of the Snakefile.
+
+    Raises UserError.
+    """
     config, task = load_config(root / DEFAULT_CONFIG, config_files, overrides, root)
     if config.jobs_per_gpu and config.placement != "round_robin":
         raise UserError(
@@ -72,10 +75,11 @@ def make_plan(root: Path, config_files: Sequence[Path], overrides: Sequence[str]
             f"set `gpu: {1 / config.jobs_per_gpu:.3g}` under `resources`, or `placement: round_robin`",
         )
     expansion = expand(config, task)
-    directory = Path(config.results) / config.sweep.name
-    _require_writable(root / directory)
+    directory = Path(config.results).expanduser() / config.sweep.name
+    _require_writable(root / directory / "cells")
     states = {cell.id: assess(root / directory / "cells" / cell.id, cell.id) for cell in expansion.cells}
-    chosen = [*(["--configfile", *map(str, config_files)] if config_files else [])]
+    chosen = [] if workflow == root else ["--snakefile", str(workflow / "Snakefile")]
+    chosen += [*(["--configfile", *map(str, config_files)] if config_files else [])]
     chosen += ["--config", *overrides] if overrides else []
     return Plan(config, task, expansion, directory, states, chosen)
 
@@ -107,7 +111,7 @@ def check_task(plan: Plan, root: Path) -> None:
 
 
 def describe(plan: Plan, pool: Sequence[Device], cores: int | None) -> str:
-    """The plan in a few lines; ``cores`` is what ``--cores`` allows, if it is known."""
+    """The plan in a few lines; ``cores`` is what ``--cores`` allows, None standing for what profiles/local takes."""
     lines = [f"sweepack: {plan.config.sweep.name}, task {plan.task.reference}", f"  cells    {_product(plan)}"]
     lines.append(f"           {_standing(plan)}")
     lines.append(f"  devices  {_devices(pool)}")
@@ -115,7 +119,7 @@ def describe(plan: Plan, pool: Sequence[Device], cores: int | None) -> str:
         lines += [f"  {label:<8} {text}" for label, text in zip(["shares", *[""] * 99], _shares(plan), strict=False)]
         lines += _forecast(plan, pool, cores)
     lines.append(f"  results  {plan.directory}")
-    notes = [*plan.expansion.remarks, *_troubles(plan)]
+    notes = [*plan.expansion.remarks, *_threads(plan), *_troubles(plan)]
     lines += [f"  note     {note}" for note in notes]
     return "\n".join(lines)
 
@@ -167,18 +171,22 @@ def _forecast(plan: Plan, pool: Sequence[Device], cores: int | None) -> list[str
         Demand(plan.share(cell), cell.resources.cpus, cell.resources.runtime, cell.index if fixed else None)
         for cell in plan.pending
     ]
-    # Snakemake says 1 when a dry run was not told: then what profiles/local would take.
-    given = cores is not None and cores > 1
-    usable = cores if given and cores else len(os.sched_getaffinity(0))
+    usable = cores or len(os.sched_getaffinity(0))
     held, allowed = forecast(demands, len(pool)), forecast(demands, len(pool), usable)
     text = f"  at once  up to {allowed.at_once}"
     if allowed.at_once < held.at_once:
-        limit = f"--cores {usable} allows" if given else f"this machine's {usable} cores allow"
+        limit = f"--cores {usable} allows" if cores else f"this machine's {usable} cores allow"
         text += f", as {limit} (the devices would hold {held.at_once})"
     if allowed.minutes is None:
         return [text]
     hours, minutes = divmod(allowed.minutes, 60)
     return [text, f"  time     {hours} h {minutes} min, if every cell takes its whole `runtime`"]
+
+
+def _threads(plan: Plan) -> list[str]:
+    widest = max((cell.resources.cpus for cell in plan.pending), default=0)
+    cores = os.cpu_count() or 1
+    return [f"`cpus: {widest}` pins more threads than the {cores} cores of this machine"] if widest > cores else []
 
 
 def _troubles(plan: Plan) -> list[str]:

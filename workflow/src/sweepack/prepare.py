@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         module, _ = import_task(task.to_json(root), root)
         print(f"sweepack: prepare() of {task.reference}", file=sys.stderr)
         module.prepare()
-    except Exception:
+    except (Exception, SystemExit):
         traceback.print_exc()
         return 1
     write_atomic(options.stamp, "")

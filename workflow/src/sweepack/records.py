@@ -118,14 +118,15 @@ class Record:
 class Assessment:
     """What a cell's directory says: its state, the record behind it and whether ``result.json`` is in place.
 
-    ``rejected`` is the value that the rule's ``params`` carry: it rises when a result on disk must not count,
-    which is what makes Snakemake run the cell again. ``trouble`` tells a person why something on disk was refused.
+    ``refused`` says that a ``result.json`` is there which must not count, ``rejected`` how many there were so far, this
+    one included. ``trouble`` tells a person why something on disk was refused.
     """
 
     state: State
     record: Record | None
     handed_over: bool
     rejected: int
+    refused: bool = False
     trouble: str | None = None
 
 
@@ -136,8 +137,9 @@ def assess(directory: Path, cell: str) -> Assessment:
     record or missing (Snakemake deletes outputs; it is then handed over again).
     """
     files = CellFiles(directory)
-    status = _read(files.status)
+    # The result first: it is written last, so a cell that ends just now is seen unfinished at worst, never as broken.
     result = _read(files.result)
+    status = _read(files.status)
     record: Record | None = None
     trouble: str | None = None
     if status is not None:
@@ -159,8 +161,9 @@ def assess(directory: Path, cell: str) -> Assessment:
     broken = trouble is None and result is not None and not intact
     if state is not State.RUNNING and (state is State.FINISHED or broken):
         state, trouble = State.PENDING, "result.json is broken"
-    refused = (record.rejected if record else 0) + (result is not None)
-    return Assessment(state, record, False, refused, trouble)
+    refused = result is not None
+    rejected = (record.rejected if record else 0) + refused
+    return Assessment(state, record, False, rejected, refused, trouble)
 
 
 def hand_over(files: CellFiles) -> None:
@@ -173,30 +176,28 @@ def archive_attempt(files: CellFiles) -> Path | None:
 
     The record keeps its attempt count. Returns the archive, or None when there was nothing to move.
     """
-    moved = [files.result, files.history, files.provenance, files.log, files.checkpoints]
-    moved = [path for path in moved if path.exists()]
     status = _read(files.status)
-    if not moved and status is None:
-        return None
     try:
         record = Record.from_json(status or b"")
     except (ValueError, TypeError):
         record = None
+    moved = [files.result, files.history, files.provenance, files.log, files.checkpoints]
+    moved = [path for path in moved if path.exists()]
+    if not moved and (status is None or (record is not None and record.status is State.PENDING)):
+        return None
     number = record.attempt if record else 0
-    target = files.attempts / str(number)
-    while target.exists():
+    while (target := files.attempts / str(number)).exists():
         number += 1
-        target = files.attempts / str(number)
     target.mkdir(parents=True)
-    for path in moved:
-        path.rename(target / path.name)
     if status is not None:
         write_atomic(target / files.status.name, status)
+    # Before anything is moved: a kill half-way must not leave a cell that says it is finished.
     if record is not None:
-        fresh = Record(record.cell, State.PENDING, record.attempt, record.rejected)
-        write_atomic(files.status, fresh.to_json())
+        write_atomic(files.status, Record(record.cell, State.PENDING, record.attempt, record.rejected).to_json())
     elif status is not None:
         files.status.unlink()
+    for path in moved:
+        path.rename(target / path.name)
     return target
 
 

@@ -24,6 +24,7 @@ from sweepack.job import Job, report
 from sweepack.leases import WHOLE
 from sweepack.records import CellFiles, Record, State, assess
 
+THREAD_SECONDS = 10.0
 _PR_SET_PDEATHSIG = 1
 _stopped_by: int | None = None
 
@@ -46,15 +47,21 @@ def main(job: Job) -> int:
         share=job.share,
         threads=job.threads,
     )
+    process = os.getpid()
     files.result.unlink(missing_ok=True)
     write_atomic(files.status, record.to_json())
     try:
         metrics = _run_task(job, files, meaning, record)
+        if os.getpid() != process:
+            # A child that the task has forked and let return: the cell is its parent's.
+            os._exit(0)
         if _stopped_by is not None:
             raise Interrupted(_stopped_by)
         record = replace(record, status=State.FINISHED, metrics=metrics)
         code = 0
     except BaseException as error:
+        if os.getpid() != process:
+            os._exit(1)
         record, code = _judge(error, record)
     _ignore_signals()
     record = replace(record, ended=time.time())
@@ -70,6 +77,13 @@ def main(job: Job) -> int:
 def _run_task(job: Job, files: CellFiles, meaning: dict[str, Any], record: Record) -> dict[str, Any]:
     limit = None
     on_gpu = job.kind == "cuda" and _cuda_works()
+    if job.kind == "cuda" and not on_gpu and not meaning["task"]["argv"]:
+        message = f"torch sees no GPU, though the cell was given {job.device}"
+        if job.checked:
+            raise RuntimeError(
+                f"{message}: install the build of torch that fits the driver, or set SWEEPACK_DEVICES=cpu to mean it"
+            )
+        print(f"{message}, which no driver here knows: running on the CPU", file=sys.stderr)
     if on_gpu:
         limit = memory.apply_cap(job.share)
     cell = Cell(
@@ -144,10 +158,22 @@ def _ignore_signals() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End as a Python process does, but without taking torch apart, which costs most of a second."""
+    """End as a Python process does, but without taking torch apart, which costs most of a second.
+
+    All is written down by now: threads that the task has left may finish within ``THREAD_SECONDS``, and signals end
+    the process again.
+    """
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_DFL)
+    end = time.monotonic() + THREAD_SECONDS
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.main_thread():
-            thread.join()
+            thread.join(max(0.0, end - time.monotonic()))
+            if thread.is_alive():
+                print(f"thread {thread.name} is still running and is ended with the cell", file=sys.stderr)
+    watchdog = threading.Timer(THREAD_SECONDS, os._exit, [code])
+    watchdog.daemon = True
+    watchdog.start()
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

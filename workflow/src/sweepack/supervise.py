@@ -60,7 +60,7 @@ def _run_fresh(job: Job, environment: Mapping[str, str], log: int, relay: Relay)
     It leads a session of its own: a signal reaches it once, from here, and what it leaves behind is killed.
     """
     child = subprocess.Popen(
-        [sys.executable, "-m", "sweepack.run", job.to_json(), str(os.getpid())],
+        [sys.executable, "-P", "-m", "sweepack.run", job.to_json(), str(os.getpid())],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=log,
@@ -78,8 +78,8 @@ def _run_fresh(job: Job, environment: Mapping[str, str], log: int, relay: Relay)
 def settle(job: Job, status: int, log: int) -> int:
     """The exit status of a cell whose process ended with ``status`` (negative: a signal), with its record put right.
 
-    A process that crashed or called ``os._exit`` has written nothing: that is a failure of the task. One that was
-    killed from outside stays as it is, and counts as lost.
+    A process that crashed, called ``os._exit`` or was killed has written nothing. The first two are failures of the
+    task; a kill comes from outside (the kernel's, when memory runs out) and leaves the cell interrupted.
     """
     files = CellFiles(Path(job.directory))
     meaning = json.loads(files.meaning.read_bytes())
@@ -87,14 +87,16 @@ def settle(job: Job, status: int, log: int) -> int:
     code = 128 - status if status < 0 else status
     if record is None or record.status is not State.RUNNING:
         return code
-    if status < 0 and -status not in CRASHES:
-        return code
-    what = f"crashed: {signal.Signals(-status).name}" if status < 0 else f"ended itself with exit status {status}"
+    killed = status < 0 and -status not in CRASHES
+    verb = "was killed" if killed else "crashed"
+    what = f"{verb}: {signal.Signals(-status).name}" if status < 0 else f"ended itself with exit status {status}"
     message = f"the process of the cell {what}"
     os.write(log, f"{message}\n".encode())
-    record = replace(record, status=State.FAILED, ended=time.time(), error=message)
+    state = State.INTERRUPTED if killed else State.FAILED
+    record = replace(record, status=state, ended=time.time(), error=message)
     write_atomic(files.status, record.to_json())
-    if job.accept:
+    accepted = job.accept and not killed
+    if accepted:
         write_atomic(files.result, record.to_json())
     report(record, meaning["slug"], files, job.terminal)
-    return 0 if job.accept else code or 1
+    return 0 if accepted else code or 1
