@@ -30,7 +30,7 @@ $(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
 
 demo: venv
 	@PATH="$(CURDIR)/$(BIN):$$PATH" snakemake --profile profiles/local
-	@$(BIN)/sweepack best
+	@$(BIN)/sweepack best digits
 	@echo "table:  results/digits/table.csv (and .parquet)"
 	@echo "report: results/digits/report.html"
 
