@@ -6,20 +6,17 @@ import argparse
 import sys
 from pathlib import Path
 
-from sweepack.errors import UserError
+from sweepack.errors import tells_user_errors
 from sweepack.manifest import Manifest
 from sweepack.report import write_report
 
 
+@tells_user_errors
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sweep-dir", type=Path, required=True, help="the sweep's folder, results/<sweep>")
     arguments = parser.parse_args()
-    try:
-        print(write_report(Manifest.read(arguments.sweep_dir), arguments.sweep_dir))
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 1
+    print(write_report(Manifest.read(arguments.sweep_dir), arguments.sweep_dir))
     return 0
 
 

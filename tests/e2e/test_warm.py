@@ -6,11 +6,13 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 
 import pytest
 from sweepack.leases import LeasePool
+from sweepack.sockets import socket_address
 from test_lightning import lightning
 
 TASK = """
@@ -175,6 +177,23 @@ def test_a_killed_client_ends_its_cell_and_no_other(sandbox, eventually):
     driver.communicate(timeout=300)
     states = {record["params"]["x"]: record["status"] for record in sandbox.cells().values()}
     assert states == {0: "finished", 1: "running"} and driver.returncode == 1
+
+
+@pytest.mark.parametrize("words", [b"", b"?"])
+def test_a_client_that_vanishes_while_it_asks_harms_nobody(sandbox, eventually, words):
+    tiny(sandbox, how="wait", count=2)
+    driver = sandbox.start("--cores", "2")
+    eventually(lambda: all((sandbox.root / f"started-{x}").exists() for x in range(2)), "two cells")
+    (path,) = (sandbox.root.parent / "leases/warm").glob("*.sock")
+    with socket.socket(socket.AF_UNIX) as client, socket_address(path) as address:
+        client.connect(address)
+        client.sendall(words)
+        if words:
+            assert client.recv(1) == b"!"
+    time.sleep(0.5)
+    (sandbox.root / "go").touch()
+    output, _ = driver.communicate(timeout=300)
+    assert driver.returncode == 0, output
 
 
 def test_without_its_socket_a_host_is_replaced(sandbox, eventually):

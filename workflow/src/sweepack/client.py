@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -15,10 +14,11 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from sweepack.files import try_lock
 from sweepack.job import Job
 from sweepack.leases import lease_directory
 from sweepack.sockets import require_same_user, socket_address
@@ -29,7 +29,6 @@ _AT_START = (
     *("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "BLIS_", "VECLIB_", "NUMEXPR_", "MALLOC_", "PYTHON", "LD_", "PATH"),
     *("PYTORCH_", "TORCH_", "CUBLAS_", "CUDA_", "NCCL_", "HOME", "LANG", "LC_", "VIRTUAL_ENV"),
 )
-Relay = Callable[[Callable[[int], None]], None]
 
 
 class NoHost(Exception):
@@ -70,7 +69,7 @@ def _connect(environment: Mapping[str, str], task: dict[str, Any]) -> socket.soc
     refusal = path.with_suffix(".refused")
     if (connection := _try(path)) is not None:
         return connection
-    with _start_lock(path.with_suffix(".lock")):
+    with _starting(path.with_suffix(".lock")):
         if (connection := _try(path)) is not None:
             return connection
         if refusal.exists():
@@ -98,27 +97,18 @@ def _try(path: Path) -> socket.socket | None:
     return None
 
 
-class _start_lock:
-    """Held by the one client that starts the host, while the others wait for it; their wait ends with the start."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        self._fd = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        end = time.monotonic() + START_SECONDS
-        while True:
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    os.close(self._fd)
-                    raise NoHost(f"another cell is starting the warm host for over {START_SECONDS:.0f} s") from None
-                time.sleep(0.02)
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
+@contextlib.contextmanager
+def _starting(path: Path) -> Iterator[None]:
+    """Be the one client that starts the host, while the others wait for it; their wait ends with the start."""
+    end = time.monotonic() + START_SECONDS
+    while (lock := try_lock(path)) is None:
+        if time.monotonic() > end:
+            raise NoHost(f"another cell is starting the warm host for over {START_SECONDS:.0f} s")
+        time.sleep(0.02)
+    try:
+        yield
+    finally:
+        os.close(lock)
 
 
 def _start(path: Path, environment: Mapping[str, str], task: dict[str, Any], refusal: Path) -> None:

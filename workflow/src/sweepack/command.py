@@ -14,10 +14,11 @@ from typing import Any
 
 from sweepack.cell import Cell, Interrupted, plain_metrics
 from sweepack.files import write_atomic
+from sweepack.job import STOP_SIGNALS
 from sweepack.values import canonical, dotted_items
 
 GRACE_SECONDS = 30.0
-_FROM_OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
+_FROM_OUTSIDE = (*STOP_SIGNALS, signal.SIGKILL)
 
 
 def run_command(cell: Cell, argv: Sequence[str], kept_open: Sequence[int]) -> dict[str, Any]:
@@ -83,7 +84,7 @@ def _end(program: subprocess.Popen[bytes], signum: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(program.pid, step)
 
-    for again in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for again in STOP_SIGNALS:
         signal.signal(again, lambda *_: send(signal.SIGKILL))
     send(signum)
     with contextlib.suppress(subprocess.TimeoutExpired):

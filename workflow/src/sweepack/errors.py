@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import functools
+import sys
+from collections.abc import Callable, Iterable
+from typing import ParamSpec
+
+P = ParamSpec("P")
 
 
 class UserError(Exception):
@@ -34,6 +39,20 @@ class Verbatim(str):
     """A value shown as it is (a traceback, a file's line) and not as a Python literal."""
 
     __slots__ = ()
+
+
+def tells_user_errors(main: Callable[P, int]) -> Callable[P, int]:
+    """Let a script's ``main`` print a UserError to standard error and return 1 instead of raising it."""
+
+    @functools.wraps(main)
+    def told(*args: P.args, **kwargs: P.kwargs) -> int:
+        try:
+            return main(*args, **kwargs)
+        except UserError as error:
+            print(error, file=sys.stderr)
+            return 1
+
+    return told
 
 
 def _indent(text: str) -> str:

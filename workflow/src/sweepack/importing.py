@@ -50,6 +50,12 @@ def import_task(spec: dict[str, Any], root: Path) -> tuple[ModuleType, Callable[
     return module, getattr(module, spec["function"])
 
 
+def imported_files(root: Path) -> set[str]:
+    """The files below ``root`` that this process has imported, without those of installed packages."""
+    imported = [str(module.__file__) for module in list(sys.modules.values()) if getattr(module, "__file__", None)]
+    return {file for file in imported if Path(file).is_relative_to(root) and "site-packages" not in Path(file).parts}
+
+
 def check_import(task: Task, root: Path, cache: Path, limit: float) -> None:
     """Import ``task`` once in a subprocess; raises UserError when that fails or takes over ``limit`` seconds.
 
@@ -125,11 +131,8 @@ def _try(spec: dict[str, Any], root: Path) -> dict[str, Any]:
             trace = trace.tb_next
         lines = traceback.format_exception(type(error), error, trace)
         return {"error": f"mend what the import raised:\n{''.join(lines[-8:])}", "expected": expected}
-    imported = [
-        Path(str(module.__file__)) for module in list(sys.modules.values()) if getattr(module, "__file__", None)
-    ]
-    own = {str(file) for file in imported if file.is_relative_to(root) and "site-packages" not in file.parts}
-    return {"error": None, "files": {file: _digest(Path(file)) for file in sorted(own | {str(root / spec["file"])})}}
+    own = {*imported_files(root), str(root / spec["file"])}
+    return {"error": None, "files": {file: _digest(Path(file)) for file in sorted(own)}}
 
 
 def _main(spec_text: str, root: str, report: str) -> None:

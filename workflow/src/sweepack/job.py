@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 from dataclasses import dataclass
 
 from sweepack.records import CellFiles, Record, State
+
+# By which a cell is told to stop, whoever tells it.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -15,9 +19,9 @@ class Job:
     """What the process of a cell is told.
 
     ``directory`` is the cell's, absolute; ``device`` is the label for people, ``kind`` is ``cuda``, ``cpu`` or ``sim``,
-    ``checked`` says that the driver knows the device,
-    ``share`` is in thousandths, ``accept`` says whether a failure of the task is to be accepted as the cell's result,
-    ``kept_open`` are the descriptors of lease and lock, ``terminal`` is the one to report to.
+    ``checked`` says that the driver knows the device, ``share`` is in thousandths, ``accept`` says whether a failure of
+    the task is to be accepted as the cell's result, ``kept_open`` are the descriptors of lease and lock, and
+    ``terminal`` is the one to report to.
     """
 
     directory: str

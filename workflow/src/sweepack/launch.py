@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sweepack.devices import Device, load_nvml, visible_pool
 from sweepack.environment import cell_environment
-from sweepack.errors import UserError
+from sweepack.errors import UserError, tells_user_errors
 from sweepack.files import try_lock
 from sweepack.job import Job
 from sweepack.leases import WHOLE, Lease, LeaseAbandoned, LeasePool, LeaseTimeout, lease_directory
@@ -47,14 +47,12 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+@tells_user_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the cell that ``argv`` names; the exit status."""
     options = parser().parse_args(argv)
     try:
         return _launch(options)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 1
     except (LeaseTimeout, LeaseAbandoned) as error:
         print(f"cell {options.cell} did not start: {error}", file=sys.stderr)
         return TEMPORARY_FAILURE

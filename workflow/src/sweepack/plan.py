@@ -196,17 +196,15 @@ def _troubles(plan: Plan) -> list[str]:
 
 def _require_writable(directory: Path) -> None:
     existing = next(folder for folder in (directory, *directory.parents) if folder.exists())
-    trouble = None
     try:
         # Tried and not asked for: root, read-only mounts and odd file systems all answer such questions wrongly.
         with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
         trouble = f"{existing} is a file" if existing.is_file() else f"{existing}: {error.strerror}"
-    if trouble:
         raise UserError(
             "results",
             Verbatim(f"{directory} ({trouble})"),
             "a folder that can be written to",
             "set `results:` to another",
-        )
+        ) from None

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from sweepack.errors import tells_user_errors
 from sweepack.files import write_atomic
 from sweepack.importing import import_task
 from sweepack.manifest import Manifest
@@ -21,6 +22,7 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+@tells_user_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it and write the stamp; the exit status."""
     options = parser().parse_args(argv)

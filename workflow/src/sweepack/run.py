@@ -20,7 +20,7 @@ from sweepack import memory, provenance, randomness
 from sweepack.cell import Cell, Interrupted, plain_metrics
 from sweepack.command import run_command
 from sweepack.files import write_atomic
-from sweepack.job import Job, report
+from sweepack.job import STOP_SIGNALS, Job, report
 from sweepack.leases import WHOLE
 from sweepack.records import CellFiles, Record, State, assess
 
@@ -31,7 +31,7 @@ _stopped_by: int | None = None
 
 def main(job: Job) -> int:
     """Run the cell of ``job``; its exit status."""
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for signum in STOP_SIGNALS:
         signal.signal(signum, _stop)
     files = CellFiles(Path(job.directory))
     meaning = json.loads(files.meaning.read_bytes())
@@ -153,7 +153,7 @@ def _stop(signum: int, frame: FrameType | None) -> None:
 
 def _ignore_signals() -> None:
     """From here on the end is being written down: a signal must not tear it."""
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for signum in STOP_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
 
 
@@ -163,7 +163,7 @@ def leave(code: int) -> NoReturn:
     All is written down by now: threads that the task has left may finish within ``THREAD_SECONDS``, and signals end
     the process again.
     """
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for signum in STOP_SIGNALS:
         signal.signal(signum, signal.SIG_DFL)
     end = time.monotonic() + THREAD_SECONDS
     for thread in threading.enumerate():

@@ -16,10 +16,9 @@ from typing import Any
 
 from sweepack.client import NoHost, run_warm
 from sweepack.files import write_atomic
-from sweepack.job import Job, report
+from sweepack.job import STOP_SIGNALS, Job, report
 from sweepack.records import CellFiles, State, assess
 
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # Signals by which a program ends itself through a fault of its own; others come from outside.
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP)
 
@@ -44,7 +43,7 @@ class Relay:
     def __init__(self) -> None:
         self._early: list[int] = []
         self._send: Callable[[int], None] = self._early.append
-        for signum in FORWARDED:
+        for signum in STOP_SIGNALS:
             signal.signal(signum, lambda signum, _: self._send(signum))
 
     def to(self, send: Callable[[int], None]) -> None:
@@ -82,8 +81,7 @@ def settle(job: Job, status: int, log: int) -> int:
     task; a kill comes from outside (the kernel's, when memory runs out) and leaves the cell interrupted.
     """
     files = CellFiles(Path(job.directory))
-    meaning = json.loads(files.meaning.read_bytes())
-    record = assess(files.directory, meaning["id"]).record
+    record = assess(files.directory, files.directory.name).record
     code = 128 - status if status < 0 else status
     if record is None or record.status is not State.RUNNING:
         return code
@@ -98,5 +96,5 @@ def settle(job: Job, status: int, log: int) -> int:
     accepted = job.accept and not killed
     if accepted:
         write_atomic(files.result, record.to_json())
-    report(record, meaning["slug"], files, job.terminal)
+    report(record, json.loads(files.meaning.read_bytes())["slug"], files, job.terminal)
     return 0 if accepted else code or 1

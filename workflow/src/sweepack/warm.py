@@ -20,13 +20,13 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 from sweepack import run
-from sweepack.importing import import_task
+from sweepack.importing import import_task, imported_files
 from sweepack.job import Job
 from sweepack.sockets import require_same_user, socket_address
 
@@ -155,8 +155,7 @@ class Host:
             os.environ.update(request.environment)
             os.chdir(request.folder)
             os.umask(request.umask)
-            job = Job.from_json(json.dumps({**request.job.__dict__, "terminal": terminal, "kept_open": kept}))
-            code = run.main(job)
+            code = run.main(replace(request.job, terminal=terminal, kept_open=tuple(kept)))
         except BaseException:
             traceback.print_exc()
         finally:
@@ -212,6 +211,8 @@ def _receive(connection: socket.socket) -> Request:
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    if len(head) < 4:
+        raise ValueError("the client has gone")
     (length,) = struct.unpack("!I", head)
     content = b""
     while len(content) < length:
@@ -233,9 +234,7 @@ def _stamp(path: str) -> tuple[int, int]:
 
 def _own_sources(root: Path) -> dict[str, tuple[int, int]]:
     """The project's files that have been imported, as they were."""
-    files = [str(module.__file__) for module in list(sys.modules.values()) if getattr(module, "__file__", None)]
-    own = [file for file in files if Path(file).is_relative_to(root) and "site-packages" not in Path(file).parts]
-    return {file: _stamp(file) for file in own}
+    return {file: _stamp(file) for file in imported_files(root)}
 
 
 def _main(socket_path: str, root: str, task: str, ready: int) -> int:
