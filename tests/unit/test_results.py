@@ -200,6 +200,7 @@ def test_csv_holds_exact_floats_and_lists_as_json(tmp_path):
     assert json.loads(row["params.l"]) == [1.5, None]
     assert row["params.s"] == 'a "b",\nc'
     assert (row["metrics.loss"], row["error"]) == ("nan", "")
+    assert (row["share"], row["started"]) == ("0.25", "1970-01-01T00:16:40.000000+00:00")
 
 
 def test_failures_list_what_ended_badly_with_its_log(tmp_path):

@@ -1,4 +1,4 @@
-"""The table of a sweep, its history, and comparisons, all read live from the cells' directories.
+"""The table of a sweep, its history, and comparisons, as the cells' directories stand.
 
 Columns are typed in Arrow, from the values themselves; pandas and CSV are views of it. A column that no type holds
 (``[1, "a", null]``, integers beyond 64 bits) is kept as JSON text, marked in the file's schema and in
@@ -12,8 +12,7 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from sweepack.aggregate import Aggregate, Columns, flat, stack, transpose
+from sweepack.contents import contents, remove_stamp, write_stamp
 from sweepack.errors import UserError, Verbatim, did_you_mean
 from sweepack.files import write_atomic
 from sweepack.manifest import Manifest, ManifestCell, cell_files
@@ -57,21 +58,23 @@ def build_table(manifest: Manifest, directory: Path) -> pd.DataFrame:
     ``params.<dotted name>`` (the axes first) and ``metrics.<name>`` (of finished cells only). Integers are Int64,
     floats float64 (a missing one is NaN), the others boolean, string or Arrow lists.
     """
-    return _to_pandas(_table(manifest, directory))
+    return _to_pandas(_table(Aggregate(manifest, directory)))
 
 
 def build_history(manifest: Manifest, directory: Path) -> pd.DataFrame:
     """``cell``, ``epoch``, ``step`` and ``metrics.<name>`` of every row that the cells have logged, typed alike."""
-    return _to_pandas(_history(manifest, directory))
+    return _to_pandas(_history(Aggregate(manifest, directory)))
 
 
 def write_tables(manifest: Manifest, directory: Path, *, partial: bool = False) -> None:
     """Write ``table`` and ``history`` (``.parquet`` and ``.csv``) and ``failures.csv`` into ``directory``.
 
-    Each file is replaced in one step. Failures are the cells that failed, were interrupted or were lost. Raises
-    UserError when a cell has neither finished nor failed, unless ``partial`` allows for holes.
+    Each file is replaced in one step, ``table.stamp`` last. Failures are the cells that failed, were interrupted or
+    were lost. Raises UserError when a cell has neither finished nor failed, unless ``partial`` allows for holes.
     """
-    table = _table(manifest, directory)
+    remove_stamp(directory)
+    aggregate = Aggregate(manifest, directory)
+    table = _table(aggregate)
     states = zip(table["name"].to_pylist(), table["status"].to_pylist(), strict=True)
     missing = [f"{name} is {state}" for name, state in states if state not in (State.FINISHED, State.FAILED)]
     if missing and not partial:
@@ -81,7 +84,7 @@ def write_tables(manifest: Manifest, directory: Path, *, partial: bool = False) 
             "cells that have all finished or failed",
             "run the sweep again, or ask for the table as it stands with --partial",
         )
-    history = _history(manifest, directory)
+    history = _history(aggregate)
     bad = table.filter(pc.is_in(table["status"], pa.array(ENDED_BADLY, pa.string())))
     failures = bad.select(["cell", "name", "status", "attempt", "error"]).append_column(
         "log", pa.array([str(cell_files(directory, cell).log) for cell in bad["cell"].to_pylist()], pa.string())
@@ -91,6 +94,8 @@ def write_tables(manifest: Manifest, directory: Path, *, partial: bool = False) 
     write_atomic(directory / "history.parquet", _parquet(history))
     write_atomic(directory / "table.csv", _csv(table))
     write_atomic(directory / "table.parquet", _parquet(table))
+    aggregate.save()
+    write_stamp(directory, contents(manifest, aggregate.states))
 
 
 def read_table(directory: Path) -> pd.DataFrame:
@@ -197,7 +202,7 @@ def _comparable(directory: Path, cell: ManifestCell) -> dict[str, Any]:
     seen = assess(files.directory, cell.id)
     rows = [{key: row.get(key) for key in ("epoch", "step", "metrics")} for row in read_history(files)]
     history = {f"history row {index}": row for index, row in enumerate(rows)}
-    return {"status": str(seen.state), **_flat("params.", cell.params), **_metrics(seen), **history}
+    return {"status": str(seen.state), **flat("params.", cell.params), **_metrics(seen), **history}
 
 
 def _differences(left: dict[str, Any], right: dict[str, Any], exact: bool) -> Iterator[str]:
@@ -226,13 +231,13 @@ def _close(a: Any, b: Any) -> bool:
     return _same(a, b)
 
 
-def _table(manifest: Manifest, directory: Path) -> pa.Table:
-    rows = []
-    for cell in manifest.cells:
-        seen = assess(cell_files(directory, cell.id).directory, cell.id)
+def _table(aggregate: Aggregate) -> pa.Table:
+    rows: list[dict[str, Any]] = []
+    for cell in aggregate.manifest.cells:
+        seen = aggregate.states[cell.id]
         row = {"cell": cell.id, "name": cell.slug, "status": str(seen.state), "error": seen.trouble}
-        rows.append(row | _attempt(seen) | _flat("params.", cell.params) | _metrics(seen))
-    return _typed(TABLE, rows, [f"params.{axis}" for axis in manifest.axes])
+        rows.append(row | _attempt(seen) | flat("params.", cell.params) | _metrics(seen))
+    return _typed(TABLE, transpose(rows, TABLE.names), [f"params.{axis}" for axis in aggregate.manifest.axes])
 
 
 def _attempt(seen: Assessment) -> dict[str, Any]:
@@ -255,59 +260,43 @@ def _attempt(seen: Assessment) -> dict[str, Any]:
 def _metrics(seen: Assessment) -> dict[str, Any]:
     if seen.state is not State.FINISHED or seen.record is None:
         return {}
-    return _flat("metrics.", seen.record.metrics or {})
+    return flat("metrics.", seen.record.metrics or {})
 
 
-def _history(manifest: Manifest, directory: Path) -> pa.Table:
-    rows = []
-    for cell in manifest.cells:
-        for row in read_history(cell_files(directory, cell.id)):
-            index = {key: row.get(key) for key in ("epoch", "step") if type(row.get(key)) is int}
-            metrics = row.get("metrics")
-            logged = _flat("metrics.", metrics) if isinstance(metrics, dict) else {}
-            rows.append({"cell": cell.id, **index, **logged})
-    return _typed(HISTORY, rows)
+def _history(aggregate: Aggregate) -> pa.Table:
+    logged = ((cell.id, aggregate.history(cell.id)) for cell in aggregate.manifest.cells)
+    parts = ({"cell": [cell] * len(columns["epoch"]), **columns} for cell, columns in logged)
+    return _typed(HISTORY, {name: [] for name in HISTORY.names} | stack(parts))
 
 
-def _flat(prefix: str, mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested mappings as dotted names; an empty one is a value."""
-    flat: dict[str, Any] = {}
-    for key, value in mapping.items():
-        if isinstance(value, dict) and value:
-            flat |= _flat(f"{prefix}{key}.", value)
-        else:
-            flat[prefix + key] = value
-    return flat
-
-
-def _typed(fixed: pa.Schema, rows: list[dict[str, Any]], axes: Sequence[str] = ()) -> pa.Table:
-    """The rows as columns: ``fixed``, parameters (``axes`` first), metrics, the latter two typed by their values."""
-    found = [name for name in dict.fromkeys(chain.from_iterable(rows)) if name not in fixed.names]
+def _typed(fixed: pa.Schema, columns: Columns, axes: Sequence[str] = ()) -> pa.Table:
+    """``fixed``, then the parameters (``axes`` first), then the metrics, the latter two typed by their values."""
+    found = [name for name in columns if name not in fixed.names]
     found.sort(key=lambda name: axes.index(name) if name in axes else len(axes))
-    fields, columns = list(fixed), [[row.get(name) for row in rows] for name in fixed.names]
+    fields = list(fixed)
+    arrays = [pa.array(columns[field.name], field.type) for field in fields]
     for name in sorted(found, key=lambda name: name.startswith("metrics.")):
-        column = [row.get(name) for row in rows]
+        column = columns[name]
         kind = _kind(column)
         if kind is None:
             column = [None if value is None else _json(value) for value in column]
         fields.append(pa.field(name, kind or pa.string(), metadata=None if kind else JSON_TEXT))
-        columns.append(column)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, fields, strict=True)]
+        arrays.append(pa.array(column, fields[-1].type))
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
 
 def _kind(column: Iterable[Any]) -> pa.DataType | None:
     """The Arrow type that holds every value exactly, or None when only JSON text does."""
     present = [value for value in column if value is not None]
-    kinds = {type(value) for value in present}
-    integers = [value for value in present if type(value) is int]
+    kinds = set(map(type, present))
     if not kinds:
         return pa.null()
     if kinds == {bool}:
         return pa.bool_()
-    if kinds == {int} and all(-(2**63) <= value < 2**63 for value in integers):
+    if kinds == {int} and -(2**63) <= min(present) <= max(present) < 2**63:
         return pa.int64()
-    if float in kinds and kinds <= {int, float} and all(abs(value) <= 2**53 for value in integers):
+    integers = (value for value in present if type(value) is int)
+    if kinds == {float} or (kinds == {int, float} and all(abs(value) <= 2**53 for value in integers)):
         return pa.float64()
     if kinds == {str} and all(_encodable(value) == value for value in present):
         return pa.string()
@@ -344,14 +333,19 @@ def _csv(table: pa.Table) -> str:
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(table.column_names)
-    writer.writerows(zip(*(map(_csv_value, column.to_pylist()) for column in table.columns), strict=True))
+    writer.writerows(zip(*map(_csv_values, table.columns), strict=True))
     return stream.getvalue()
 
 
-def _csv_value(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return value.isoformat(timespec="microseconds")
-    return _json(value) if isinstance(value, list) else value
+def _csv_values(column: pa.ChunkedArray) -> list[Any]:
+    if column.null_count == 0 and pa.types.is_primitive(column.type) and not pa.types.is_temporal(column.type):
+        return column.to_numpy().tolist()  # a tenth of what to_pylist takes
+    values = column.to_pylist()
+    if pa.types.is_timestamp(column.type):
+        return [value and value.isoformat(timespec="microseconds") for value in values]
+    if pa.types.is_list(column.type):
+        return [None if value is None else _json(value) for value in values]
+    return values
 
 
 def _keys(table: pd.DataFrame, columns: Sequence[str]) -> list[str]:
