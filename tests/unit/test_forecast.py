@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import runpy
+import statistics
+from collections import defaultdict
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sweepack.forecast import Demand, forecast
+from sweepack.admission import Ask
+from sweepack.forecast import Demand, forecast, play, rehearsed
+
+ROOT = Path(__file__).parents[2]
 
 demands = st.lists(
     st.builds(Demand, share=st.integers(1, 1000), cpus=st.integers(1, 4), minutes=st.integers(1, 60)),
@@ -46,3 +54,36 @@ def test_the_time_lies_between_the_bounds(cells, devices, cores):
         max(cell.minutes for cell in cells),
     )
     assert work <= found.minutes <= sum(cell.minutes for cell in cells)
+
+
+def test_a_long_cell_at_the_end_of_the_sweep_is_not_left_for_the_end():
+    assert forecast([Demand(500, 1, 10)] * 12 + [Demand(500, 1, 40)], 2).minutes == 40
+
+
+def test_a_few_cells_are_put_in_a_better_order_than_longest_first():
+    cells = [Demand(500, 1, minutes) for minutes in (7, 7, 6, 6, 5, 5, 4, 4, 4)]
+    assert forecast(cells, 2).minutes < 15, "where the last of the short ones starts at 11"
+
+
+@given(demands, st.integers(1, 4))
+def test_a_rehearsal_never_makes_it_longer(cells, devices):
+    pool, left = [str(device) for device in range(devices)], {"cores": 4}
+    asks = [Ask(cell.share, {"cores": cell.cpus}, (), cell.minutes, index) for index, cell in enumerate(cells)]
+    before, after = (max(play(given, pool, left)[1]) for given in (asks, rehearsed(asks, pool, left)))
+    assert after <= before
+
+
+@pytest.mark.parametrize(
+    "asks", [[Ask(10, minutes=None), Ask(20, minutes=5)], [Ask(10, {"cores": 9}, minutes=5), Ask(20, minutes=9)]]
+)
+def test_what_cannot_be_rehearsed_keeps_its_order(asks):
+    assert rehearsed(asks, ["a"], {"cores": 4}) == asks
+
+
+def test_all_mixes_end_close_to_the_bound_when_times_are_known():
+    ratios = defaultdict(list)
+    for record in runpy.run_path(str(ROOT / "benchmarks" / "packing.py"))["measure"]([1, 2], 1, ["sweepack"]):
+        ratios[record["mix"]].append(record["minutes"] / record["bound"])
+    assert len(ratios) > 10
+    assert statistics.mean(statistics.mean(found) for found in ratios.values()) <= 1.05
+    assert max(max(found) for found in ratios.values()) <= 1.25

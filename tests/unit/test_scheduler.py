@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import logging
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from snakemake_scheduler_plugin_sweepack import Scheduler
+from sweepack.admission import Queue
+from sweepack.job import Launch
 from sweepack.leases import LeasePool, lease_directory
 
 
 class Job:
-    def __init__(self, index, share=None, cores=1, priority=0, **needs):
+    def __init__(self, index, share=None, cores=1, priority=0, mem_mb=0, **launch):
         self.priority = priority
         self.name = f"c{index}"
         self.output = [f"results/s/cells/{self.name}/result.json"]
-        self.scheduler_resources = {"_cores": cores, "_nodes": 1, "cell_index": index, **needs}
+        self.scheduler_resources = {"_cores": cores, "_nodes": 1, "mem_mb": mem_mb, "tmpdir": "/tmp"}
         if share is not None:
             self.scheduler_resources["gpu_milli"] = share
+            how = {"minutes": None, "devices": 0, "round_robin": False, **launch}
+            start = Launch(share, cores, mem_mb, index=index, start="auto", timeout=60, rejected=0, **how)
+            directory = Path(self.output[0]).parent
+            directory.mkdir(parents=True, exist_ok=True)
+            meaning = {"slug": self.name, "task": {}, "launch": asdict(start)}
+            (directory / "cell.json").write_text(json.dumps(meaning))
 
     def __repr__(self):
         return self.name
@@ -58,7 +69,8 @@ class Run:
 
 @pytest.fixture(autouse=True)
 def node(tmp_path, monkeypatch):
-    monkeypatch.setenv("SWEEPACK_LEASES", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SWEEPACK_LEASES", str(tmp_path / "leases"))
     monkeypatch.setenv("SWEEPACK_DEVICES", "sim:2")
 
 
@@ -90,8 +102,34 @@ def test_other_limited_resources_are_respected():
 
 
 def test_jobs_that_are_no_cells_need_no_device_and_priority_goes_first():
-    run = Run([Job(0, 1000), Job(1, 1000), Job(2, 1000), Job(9, priority=5)], cores=3)
-    assert run.round() == ["c9", "c0", "c1"]
+    run = Run([Job(0, 1000), Job(1, 1000), Job(2, 1000), Job(8), Job(9, 1000, priority=5)], cores=3)
+    assert run.round() == ["c9", "c8", "c0"]
+
+
+def test_the_longest_cell_starts_first_where_the_plan_knows_the_times():
+    run = Run([Job(0, 500, minutes=10), Job(1, 500, minutes=20), Job(2, 500, minutes=40)], cores=2)
+    assert run.round() == ["c2", "c1"]
+
+
+def test_a_few_cells_start_in_the_order_that_ends_soonest():
+    # Longest first, the last of the short ones would start when all else ends.
+    minutes = [7, 7, 6, 6, 5, 5, 4, 4, 4]
+    run = Run([Job(index, 500, minutes=time) for index, time in enumerate(minutes)])
+    assert "c8" in run.round()
+
+
+def test_a_cell_that_cannot_be_read_starts_all_the_same():
+    run = Run([Job(0, 500)])
+    Path("results/s/cells/c0/cell.json").unlink()
+    assert run.round() == ["c0"]
+
+
+def test_a_job_that_is_no_longer_offered_is_not_started():
+    run = Run([Job(0, 1000), Job(1, 1000), Job(2, 1000), Job(3, 1000)])
+    run.round()
+    offered = [job for job in run.ready if job.name == "c3"]
+    run.dag.done.update(run.running)
+    assert run.scheduler.select_jobs(set(offered), offered, {"_cores": 8}, {}) == offered
 
 
 def test_a_failed_cell_frees_its_place_whether_it_is_retried_or_not():
@@ -122,22 +160,23 @@ def test_a_cell_waits_even_when_others_hold_everything():
 
 
 def test_a_large_cell_is_passed_for_a_while_and_not_for_ever(monkeypatch):
-    jobs = [Job(0, 600), Job(1, 600), Job(2, 1000), *[Job(index, 300) for index in range(3, 12)]]
-    run = Run(jobs)
-    assert run.round() == ["c0", "c1", "c3", "c4"]
-    assert run.end("c0") == ["c5", "c6"]
-    monkeypatch.setattr("snakemake_scheduler_plugin_sweepack.STARVE_AFTER", -1.0)
-    assert run.end("c5", "c6") == [], "room is kept for c2"
-    assert run.end("c3") == ["c2"]
+    monkeypatch.setattr("snakemake_scheduler_plugin_sweepack.Queue", functools.partial(Queue, -1.0))
+    run = Run([Job(index, 300) for index in range(100)])
+    run.round()
+    run.ready.append(Job(99, 1000))
+    before = 0
+    while run.running and "c99" not in run.end(run.running[0].name):
+        before += 1
+    assert 50 < before < 90, "passed by cells that fit, and started while others still wait"
 
 
 def test_round_robin_goes_by_the_index():
-    run = Run([Job(index, 500, round_robin=1) for index in (0, 2, 4, 1)])
+    run = Run([Job(index, 500, round_robin=True) for index in (0, 2, 4, 1)])
     assert run.round() == ["c0", "c1", "c2"]
 
 
 def test_a_limited_pool_uses_the_first_devices():
-    run = Run([Job(index, 1000, pool_devices=1) for index in range(3)])
+    run = Run([Job(index, 1000, devices=1) for index in range(3)])
     assert run.round() == ["c0"]
 
 

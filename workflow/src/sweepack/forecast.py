@@ -1,14 +1,17 @@
-"""How many cells will run at once, and for how long at most: the schedule, played through before it happens."""
+"""The schedule, played through before it happens: how many cells run at once, for how long, and in which order best."""
 
 from __future__ import annotations
 
 import heapq
-import itertools
-from collections import defaultdict, deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from sweepack.leases import WHOLE, best_fit
+from sweepack.admission import Ask, Queue
+from sweepack.leases import WHOLE
+
+_PLAYS = 12
+_REHEARSED = 200  # cells; with more of them the last ones matter less, and a play costs more
+_GOOD = 1.01  # of the least time that is possible at all
 
 
 @dataclass(frozen=True)
@@ -30,33 +33,83 @@ class Forecast:
 
 
 def forecast(demands: Sequence[Demand], devices: int, cores: int | None = None) -> Forecast:
-    """Start the cells in order, each as soon as one of ``devices`` and ``cores`` (None: no limit) have room for it."""
-    free = {str(device): WHOLE for device in range(devices)}
-    left = cores if cores is not None else sum(demand.cpus for demand in demands)
-    queues: dict[Demand, deque[int]] = defaultdict(deque)
-    for order, demand in enumerate(demands):
-        queues[demand].append(order)
-    timed = all(demand.minutes is not None for demand in demands)
-    running: list[tuple[int, int, Demand, str]] = []
-    ticket, now, most = itertools.count(), 0, 0
-    while queues:
-        # Cells that ask for the same are tried once: if the first does not fit, none does.
-        for demand in sorted(queues, key=lambda demand: queues[demand][0]):
-            threads = min(demand.cpus, cores) if cores is not None else demand.cpus
-            keys = free if demand.device is None else {(key := str(demand.device % devices)): free[key]}
-            while queues[demand] and threads <= left and (place := best_fit(keys, demand.share)):
-                queues[demand].popleft()
-                free[place[0]] -= demand.share
-                keys = {key: free[key] for key in keys}
-                left -= threads
-                heapq.heappush(running, (now + (demand.minutes or 0), next(ticket), demand, place[0]))
-        most = max(most, len(running))
-        if not timed:
-            return Forecast(most, None)
-        queues = defaultdict(deque, {demand: queue for demand, queue in queues.items() if queue})
+    """Play through what the scheduler does with ``demands`` on ``devices`` and ``cores`` (None: no limit)."""
+    pool = [str(device) for device in range(devices)]
+    available = {} if cores is None else {"cores": cores}
+    asks = [
+        Ask(
+            demand.share,
+            {"cores": demand.cpus if cores is None else min(demand.cpus, cores)},
+            () if demand.device is None else (pool[demand.device % devices],),
+            demand.minutes,
+            index,
+        )
+        for index, demand in enumerate(demands)
+    ]
+    if any(ask.minutes is None for ask in asks):
+        queue = _queue(asks)
+        return Forecast(len(queue.admit(dict.fromkeys(pool, WHOLE), available, 0.0).started), None)
+    at_once, ends = play(rehearsed(asks, pool, available), pool, available)
+    return Forecast(at_once, int(max(ends, default=0)))
+
+
+def play(asks: Sequence[Ask], devices: Sequence[str], available: Mapping[str, int]) -> tuple[int, list[float]]:
+    """How many ``asks`` run at once at most, and the minute at which each ends. All must fit and give ``minutes``."""
+    queue = _queue(asks)
+    free, left = dict.fromkeys(devices, WHOLE), dict(available)
+    ends = [0.0] * len(asks)
+    running: list[tuple[float, int, str | None]] = []
+    now, at_once = 0.0, 0
+    while queue or running:
+        for position, device in queue.admit(free, left, now * 60).started:
+            ends[position] = now + (asks[position].minutes or 0.0)
+            heapq.heappush(running, (ends[position], position, device))
+        at_once = max(at_once, len(running))
         now = running[0][0]
         while running and running[0][0] == now:
-            _, _, demand, device = heapq.heappop(running)
-            free[device] += demand.share
-            left += min(demand.cpus, cores) if cores is not None else demand.cpus
-    return Forecast(most, max([now, *(end for end, *_ in running)]))
+            _, position, device = heapq.heappop(running)
+            if device is not None:
+                free[device] += asks[position].share
+            for name in left:
+                left[name] += asks[position].needs.get(name, 0)
+    return at_once, ends
+
+
+def rehearsed(asks: Sequence[Ask], devices: Sequence[str], available: Mapping[str, int]) -> list[Ask]:
+    """``asks`` with the urgency that lets the whole end soonest, as far as a few plays show.
+
+    The cell that ends last goes first in the next play ("squeaky wheel", Joslin and Clements 1999), until the time is
+    close to the least possible. Many cells, or such without ``minutes`` or that do not fit, are given back as they are.
+    """
+    best = tried = list(asks)
+    kinds = {(ask.minutes, ask.shape) for ask in best}
+    feasible = all(ask.needs.get(name, 0) <= left for ask in best for name, left in available.items())
+    if not feasible or not 1 < len(kinds) <= len(best) <= _REHEARSED or any(minutes is None for minutes, _ in kinds):
+        return best
+    least = _least_minutes(best, devices, available)
+    soonest = float("inf")
+    for turn in range(_PLAYS):
+        _, ends = play(tried, devices, available)
+        if max(ends) < soonest:
+            soonest, best = max(ends), tried
+        if soonest <= _GOOD * least:
+            break
+        last = ends.index(max(ends))
+        tried = [replace(ask, urgency=turn + 1) if position == last else ask for position, ask in enumerate(tried)]
+    return best
+
+
+def _queue(asks: Sequence[Ask]) -> Queue[int]:
+    queue: Queue[int] = Queue()
+    for position, ask in enumerate(asks):
+        queue.add(position, ask)
+    return queue
+
+
+def _least_minutes(asks: Sequence[Ask], devices: Sequence[str], available: Mapping[str, int]) -> float:
+    """No schedule is shorter: the longest cell, and the work over what there is to do it."""
+    times = [(ask, ask.minutes or 0.0) for ask in asks]
+    work = [sum(ask.share * minutes for ask, minutes in times) / (WHOLE * len(devices))]
+    for name, amount in available.items():
+        work.append(sum(ask.needs.get(name, 0) * minutes for ask, minutes in times) / max(amount, 1))
+    return max(*work, *(minutes for _, minutes in times))
