@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint docs clean
+.PHONY: help venv demo test lint docs bench clean
 
 help:
 	@echo "make demo   set up, run the default sweep, show its best cells"
 	@echo "make test   set up, run the tests"
 	@echo "make lint   ruff, snakefmt, mypy"
+	@echo "make bench  this beside other tools on the same cells: docs/benchmarks.md (some 30 minutes)"
 	@echo "make docs   write config/README.md and config/schema.json from the models"
 	@echo "make venv   set up $(VENV); then: . $(BIN)/activate"
 
@@ -45,6 +46,12 @@ lint: $(VENV)/.installed-dev
 
 docs: venv
 	@$(BIN)/sweepack docs
+
+# A peer that cannot be installed or fails is said to, and must not keep the others from the page.
+bench: venv
+	-PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/run.py
+	-PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/plan.py
+	$(BIN)/python benchmarks/report.py
 
 clean:
 	rm -rf results .sweepack .snakemake data

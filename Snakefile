@@ -14,7 +14,8 @@ min_version("9.27")
 try:
     from sweepack.errors import UserError
     from sweepack.listing import write_listing
-    from sweepack.plan import check_pool, check_task, describe, make_plan
+    from sweepack.plan import check_pool, describe, make_plan
+    from sweepack.preheat import cell_host, check_task, preheat
 except ModuleNotFoundError as missing:
     sys.exit(
         f"sweepack: {missing.name} is not installed in {sys.prefix}: run `make venv`, then `. .venv/bin/activate`"
@@ -31,12 +32,12 @@ try:
     )
     if workflow.is_main_process:
         POOL = check_pool(PLAN, os.environ)
-        check_task(PLAN, ROOT)
+        dry = {"-n", "--dry-run", "--dryrun"} & set(sys.argv)
+        check_task(PLAN, ROOT, os.environ, running=not dry)
         # A dry run that is not told has one core.
-        told = not {"-n", "--dry-run", "--dryrun"} & set(sys.argv)
         cores = workflow.resource_settings.cores
         print(
-            describe(PLAN, POOL, cores if told or cores != 1 else None), file=sys.stderr
+            describe(PLAN, POOL, None if dry and cores == 1 else cores), file=sys.stderr
         )
 except UserError as error:
     print(error, file=sys.stderr)
@@ -49,6 +50,7 @@ include: "workflow/rules/results.smk"
 
 
 onstart:
+    preheat(PLAN, ROOT, os.environ)
     write_listing(PLAN, ROOT)
 
 
@@ -60,6 +62,6 @@ rule all:
     """The sweep: every cell finished, the table and the report made."""
     default_target: True
     input:
-        wanted_by_name(),
+        WANTED,
         rules.table.output,
         rules.report.output,

@@ -36,7 +36,7 @@ def planned(sandbox, *arguments):
     """The jobs of a dry run: rule names, and for cells the parameters."""
     output = sandbox.snakemake("-n", "--quiet", "host", *arguments, profile=None)
     jobs = re.findall(r"^(?:local)?rule (\w+):", output, re.MULTILINE)
-    return sorted(job for job in jobs if job != "all"), output
+    return sorted(job for job in jobs if job not in ("all", "outdate")), output
 
 
 EDITS = {

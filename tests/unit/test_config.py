@@ -55,9 +55,9 @@ TASK_WORDS = ["`path/to/file.py:function`", "{command: [program", "examples/digi
 @pytest.mark.parametrize(
     ("top", "key", "words"),
     [
-        ({"resorces": []}, "resorces", ["did you mean `resources`?", "Known: confirm_above"]),
+        ({"resorces": []}, "resorces", ["did you mean `resources`?", "Known: cells_per_job, confirm_above"]),
         *[
-            ({name: 1}, name, ["a key that exists", "Known: confirm_above"])
+            ({name: 1}, name, ["a key that exists", "Known: cells_per_job, confirm_above"])
             for name in ("str", "int", "none", "Command")
         ],
         ({"": 1}, '""', ["a key that exists"]),

@@ -1,36 +1,66 @@
-"""The cells: one job each, as many at once as the devices have room for."""
+"""The cells: a job each, or packs of them; as many at once as the devices have room for."""
 
 PREPARED = f"{RESULTS}/prepare.done"
 REFUSED = f"{RESULTS}/cells/{{cell}}/refused-{{number}}"
-LEASE_TIMEOUT = PLAN.config.lease_timeout
-START = PLAN.config.start
+PACK = f"{RESULTS}/packs/{{pack}}.done"
+
+
+# Resources and options that few sweeps need: each costs Snakemake time for every job.
+MEMORY = (
+    {"mem_mb": per_cell(lambda cell: cell.resources.mem or 0)}
+    if any(c.resources.mem for c in PLAN.cells)
+    else {}
+)
 
 
 def accepts_failure(wildcards, attempt):
     """1 when a failure of the task counts as the cell's result: with `on_error: nan`, on the last attempt."""
-    last = attempt > workflow.execution_settings.retries
-    return int(PLAN.config.on_error == "nan" and last)
+    return int(attempt > workflow.execution_settings.retries)
 
 
-def refusal(cell, found):
+ACCEPT = {"accept_failure": accepts_failure} if PLAN.config.on_error == "nan" else {}
+ACCEPTED = " --accept-failure {resources.accept_failure}" if ACCEPT else ""
+
+
+THREADS = {cell.resources.cpus for cell in PLAN.cells}
+HOSTS = {threads: cell_host(PLAN, ROOT, os.environ, threads) for threads in THREADS}
+
+
+def cell_command():
+    """Starts a cell: a bare interpreter asks the warm host to; only where there is none, a whole one does it."""
+    if None in HOSTS.values():
+        return script("cell.py")
+    host = (
+        "{resources.host:q}" if len(HOSTS) > 1 else literal(*map(str, HOSTS.values()))
+    )
+    asking = literal(sys.executable, "-I", "-S", f"{SCRIPTS}/cell.py", "--host")
+    return f"exec {asking} {host} --sweep-dir {literal(RESULTS)}"
+
+
+def refusal(cell):
+    found = PLAN.states[cell]
     return [REFUSED.format(cell=cell, number=found.rejected)] if found.refused else []
 
 
-def wanted_by_name():
-    """What to ask for: of a missing file behind a newer one that was made from it, Snakemake thinks nothing."""
-    missing = [cell for cell, found in PLAN.states.items() if not found.handed_over]
-    refused = [path for cell in missing for path in refusal(cell, PLAN.states[cell])]
-    return expand(RESULT, cell=missing) + refused
+def results_to_make():
+    """What the jobs of this run bring: results, and what makes Snakemake bring them; or packs of them."""
+    if PLAN.packs:
+        return [PACK.format(pack=pack.name) for pack in PLAN.packs]
+    missing = [cell.id for cell in PLAN.without_result]
+    return [RESULT.format(cell=cell) for cell in missing] + [
+        path for cell in missing for path in refusal(cell)
+    ]
 
 
-def before(wildcards):
+def before(cell):
     """What a cell that will run waits for. A finished one waits for nothing, so that nothing makes it run again."""
-    found = PLAN.states[wildcards.cell]
-    if found.state == "finished":
-        return []
-    return refusal(wildcards.cell, found) + (
-        [PREPARED] if PLAN.task.has_prepare else []
-    )
+    if PLAN.states[cell.id].state == "finished":
+        return ()
+    return (*refusal(cell.id), *prepared())
+
+
+def prepared():
+    return [PREPARED] if PLAN.task.has_prepare else []
 
 
 rule prepare:
@@ -38,7 +68,7 @@ rule prepare:
     output:
         PREPARED,
     shell:
-        "exec {PYTHON:q} {SCRIPTS:q}/prepare.py --sweep-dir {RESULTS:q} --stamp {output:q}"
+        script("prepare.py") + " --stamp {output:q}"
 
 
 rule refuse:
@@ -54,21 +84,27 @@ rule refuse:
 rule cell:
     """Run one cell, or hand its result over if it is finished."""
     input:
-        before,
+        constant({cell.id: before(cell) for cell in PLAN.without_result or PLAN.cells}),
     output:
         RESULT,
     threads: per_cell(lambda cell: cell.resources.cpus)
     resources:
+        **MEMORY,
+        **ACCEPT,
         gpu_milli=per_cell(PLAN.share),
-        cell_threads=per_cell(lambda cell: cell.resources.cpus),
-        cell_index=per_cell(lambda cell: cell.index),
-        round_robin=int(PLAN.config.placement == "round_robin"),
-        pool_devices=PLAN.config.devices or 0,
-        mem_mb=per_cell(lambda cell: cell.resources.mem or 0),
-        rejected=per_cell(lambda cell: PLAN.states[cell.id].rejected),
-        accept_failure=accepts_failure,
+        host=per_cell(lambda cell: str(HOSTS[cell.resources.cpus] or "none")),
     shell:
-        "exec {PYTHON:q} {SCRIPTS:q}/cell.py --sweep-dir {RESULTS:q} --cell {wildcards.cell}"
-        " --share {resources.gpu_milli} --threads {resources.cell_threads} --devices {resources.pool_devices}"
-        " --index {resources.cell_index} --round-robin {resources.round_robin} --timeout {LEASE_TIMEOUT} --start {START}"
-        " --rejected {resources.rejected} --accept-failure {resources.accept_failure}"
+        cell_command() + " --cell {wildcards.cell}" + ACCEPTED
+
+
+rule pack:
+    """Run several cells side by side; the job ends well when each has its result."""
+    input:
+        prepared(),
+    output:
+        PACK,
+    threads: lambda wildcards: workflow.cores
+    resources:
+        **ACCEPT,
+    shell:
+        script("pack.py") + " --pack {wildcards.pack} --cores {threads}" + ACCEPTED

@@ -1,8 +1,8 @@
 """The results: one table for the sweep, and a report that shows it."""
 
-import contextlib
-import hashlib
 import subprocess
+
+from sweepack.contents import contents, read_stamp
 
 TABLES = [
     "table.parquet",
@@ -11,35 +11,45 @@ TABLES = [
     "history.csv",
     "failures.csv",
 ]
-
-
-def fingerprint():
-    """Changes when the table would, though no cell's result did: cells removed or renamed, another objective."""
-    manifest = PLAN.manifest()
-    shown = (manifest.task, manifest.axes, manifest.objective, manifest.cells)
-    return hashlib.sha256(repr(shown).encode()).hexdigest()[:16]
+OUTDATED = f"{RESULTS}/outdated-{{contents}}"
 
 
 def write_partial_results():
     """The table of what there is, after a run that failed."""
-    command = [PYTHON, f"{SCRIPTS}/table.py", "--sweep-dir", RESULTS, "--partial"]
-    subprocess.run(command, check=False)
-    for name in TABLES:
-        # Older than any result: it stands in for the declared table, and must not be taken for it by the next run.
-        with contextlib.suppress(OSError):
-            os.utime(f"{RESULTS}/{name}", (1, 1))
+    command = [sys.executable, f"{workflow.basedir}/scripts/table.py"]
+    subprocess.run([*command, "--sweep-dir", RESULTS, "--partial"], check=False)
+
+
+def outdated():
+    """What makes the table anew though no job of this run changes it: a cell that ended or left since it was made."""
+    now = contents(PLAN.manifest(), PLAN.states)
+    if now == read_stamp(ROOT / PLAN.directory):
+        return []
+    return [OUTDATED.format(contents=now[:16])]
+
+
+# Also for `all`: of a missing file behind a newer one that was made from it, Snakemake thinks nothing.
+WANTED = results_to_make() or outdated()
+
+
+rule outdate:
+    """Make Snakemake write a table that does not show what the cells have left."""
+    output:
+        OUTDATED,
+    wildcard_constraints:
+        contents=r"[0-9a-f]{16}",
+    shell:
+        "touch {output:q}"
 
 
 rule table:
     """Gather the results and histories of all cells."""
     input:
-        expand(RESULT, cell=CELL_IDS),
+        WANTED,
     output:
         expand(f"{RESULTS}/{{name}}", name=TABLES),
-    params:
-        fingerprint=fingerprint(),
     shell:
-        "exec {PYTHON:q} {SCRIPTS:q}/table.py --sweep-dir {RESULTS:q}"
+        script("table.py")
 
 
 rule report:
@@ -49,4 +59,4 @@ rule report:
     output:
         f"{RESULTS}/report.html",
     shell:
-        "exec {PYTHON:q} {SCRIPTS:q}/report.py --sweep-dir {RESULTS:q}"
+        script("report.py")

@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import array
 import contextlib
-import hashlib
 import json
 import os
-import selectors
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from sweepack.files import try_lock
+from sweepack.hosts import CELL, host_socket, log_file, reach, refusal_file, start_host
 from sweepack.job import Job
-from sweepack.leases import lease_directory
-from sweepack.sockets import require_same_user, socket_address
 
 START_SECONDS = 180.0
-# What a process reads only when it starts, or when it loads its libraries.
-_AT_START = (
-    *("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "BLIS_", "VECLIB_", "NUMEXPR_", "MALLOC_", "PYTHON", "LD_", "PATH"),
-    *("PYTORCH_", "TORCH_", "CUBLAS_", "CUDA_", "NCCL_", "HOME", "LANG", "LC_", "VIRTUAL_ENV"),
-)
 
 
 class NoHost(Exception):
@@ -40,11 +30,12 @@ def run_warm(
     environment: Mapping[str, str],
     log: int,
     task: dict[str, Any],
-    relay: Callable[[Callable[[int], None]], None],
+    relay: Callable[[Callable[[int], None]], AbstractContextManager[None]],
 ) -> int:
     """Run ``job`` in a child of the warm host; how it ended, a signal being negative.
 
-    ``relay`` is told where to send the signals that come in for the cell. Raises NoHost when the cell was not started.
+    ``relay`` is told where to send the signals that come in for the cell while it runs. Raises NoHost when the cell was
+    not started.
     """
     connection = _connect(environment, task)
     with connection:
@@ -56,121 +47,43 @@ def run_warm(
             with contextlib.suppress(OSError):
                 connection.sendall(bytes([signum]))
 
-        relay(send)
-        # A host that vanishes takes its cells with it.
-        return int(_read_answer(connection).get("status", -signal.SIGKILL))
+        with relay(send):
+            end = _read_answer(connection)
+        if "status" not in end:
+            # A host that vanishes takes its cells with it, but not what they have started.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(answer["pid"], signal.SIGKILL)
+        return int(end.get("status", -signal.SIGKILL))
 
 
 def _connect(environment: Mapping[str, str], task: dict[str, Any]) -> socket.socket:
     """A connection to a host for ``task``, which has agreed to start a cell's process."""
-    folder = lease_directory() / "warm"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    path = folder / f"{_key(environment, task)}.sock"
-    refusal = path.with_suffix(".refused")
-    if (connection := _try(path)) is not None:
-        return connection
-    with _starting(path.with_suffix(".lock")):
-        if (connection := _try(path)) is not None:
-            return connection
-        if refusal.exists():
-            raise NoHost(refusal.read_text())
-        _start(path, environment, task, refusal)
-        if (connection := _try(path)) is not None:
-            return connection
-    raise NoHost(f"the warm host could not be started; see {path.with_suffix('.log')}")
-
-
-def _try(path: Path) -> socket.socket | None:
-    connection = socket.socket(socket.AF_UNIX)
-    try:
-        with socket_address(path) as address:
-            connection.connect(address)
-        require_same_user(connection)
-        connection.sendall(b"?")
-        connection.settimeout(30)
-        if connection.recv(1) == b"!":
-            connection.settimeout(None)
-            return connection
-    except OSError:
-        pass
-    connection.close()
-    return None
-
-
-@contextlib.contextmanager
-def _starting(path: Path) -> Iterator[None]:
-    """Be the one client that starts the host, while the others wait for it; their wait ends with the start."""
+    path = host_socket(environment, task)
     end = time.monotonic() + START_SECONDS
-    while (lock := try_lock(path)) is None:
-        if time.monotonic() > end:
-            raise NoHost(f"another cell is starting the warm host for over {START_SECONDS:.0f} s")
-        time.sleep(0.02)
-    try:
-        yield
-    finally:
-        os.close(lock)
-
-
-def _start(path: Path, environment: Mapping[str, str], task: dict[str, Any], refusal: Path) -> None:
-    """Start the host and wait until it listens; raises NoHost when it says why it cannot, or says nothing in time."""
-    command = [sys.executable, "-P", "-m", "sweepack.warm"]
-    reader, writer = os.pipe()
-    try:
-        with path.with_suffix(".log").open("ab") as log:
-            subprocess.Popen(
-                [*command, str(path), str(Path.cwd()), json.dumps(task), str(writer)],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(writer,),
-                start_new_session=True,
-            )
-    finally:
-        os.close(writer)
-    with selectors.DefaultSelector() as selector, os.fdopen(reader) as stream:
-        selector.register(reader, selectors.EVENT_READ)
-        answer = stream.read() if selector.select(START_SECONDS) else "late"
-    word, _, reason = answer.partition(" ")
-    if word == "unsafe":
-        refusal.write_text(reason)
-    if word != "ready":
-        raise NoHost(reason or f"the warm host did not come up; see {path.with_suffix('.log')}")
-
-
-def _key(environment: Mapping[str, str], task: dict[str, Any]) -> str:
-    """What cells must have in common to be forked from one process."""
-    try:
-        source = Path(task["file"]).read_bytes()
-    except OSError:
-        source = b""
-    parts = [
-        os.environ.get("SLURM_JOB_ID", ""),
-        Path("/proc/self/cgroup").read_text(),
-        sys.executable,
-        str(Path.cwd()),
-        json.dumps(task, sort_keys=True),
-        hashlib.sha256(source).hexdigest(),
-        *sorted(
-            f"{name}={value}"
-            for name, value in environment.items()
-            if name.startswith(_AT_START) and name != "CUDA_VISIBLE_DEVICES"
-        ),
-    ]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    while (connection := reach(path, CELL)) is None:
+        with contextlib.suppress(FileNotFoundError):
+            raise NoHost(refusal_file(path).read_text())
+        left = end - time.monotonic()
+        starting = start_host(path, environment, task, driver=os.getppid())
+        if starting is None:
+            if left < 0:
+                raise NoHost(f"another process is starting the warm host for over {START_SECONDS:.0f} s")
+            time.sleep(0.02)
+            continue
+        word, _ = starting.wait(max(left, 0.0))
+        if word == "failed":
+            raise NoHost("the import of the task failed in the warm host")
+        if word not in ("ready", "unsafe"):
+            raise NoHost(f"the warm host did not come up; see {log_file(path)}")
+    return connection
 
 
 def _ask(connection: socket.socket, job: Job, environment: Mapping[str, str], log: int) -> dict[str, Any]:
     umask = os.umask(0o022)
     os.umask(umask)
-    request = {
-        "job": job.__dict__,
-        "environment": dict(environment),
-        "folder": str(Path.cwd()),
-        "umask": umask,
-        "driver": os.getppid(),
-    }
-    content = json.dumps(request).encode()
+    surroundings = {"environment": dict(environment), "folder": str(Path.cwd()), "umask": umask}
+    request = json.dumps({"job": job.__dict__, "surroundings": surroundings})
+    content = f"{os.getppid()}\0{request}".encode()
     descriptors = array.array("i", [log, job.terminal, *job.kept_open])
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors.tobytes())]
     try:

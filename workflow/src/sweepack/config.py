@@ -62,6 +62,13 @@ def _minutes(value: Any) -> int:
     )
 
 
+def _cells_per_job(value: Any) -> Any:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if value == "auto" or (whole and value >= 1):
+        return value
+    raise ValueError("`auto` or a whole number, 1 or more|write `auto`, `1` for a job a cell, or for example `100`")
+
+
 def _has_unit(text: str) -> bool:
     """Without one, ``"30"`` would be 30 seconds where ``30`` is 30 minutes."""
     return text.rstrip()[-1:].isalpha()
@@ -91,8 +98,8 @@ class Resources(Model):
     )
     runtime: Annotated[int, BeforeValidator(_minutes)] | None = Field(
         default=None,
-        description="Upper bound of the run time, `30m`, `2h` or a number of minutes. The plan adds them up to the "
-        "time that the sweep will take; on this machine nothing is stopped for exceeding it.",
+        description="Upper bound of the run time, `30m`, `2h` or a number of minutes. The longest start first, and the "
+        "plan tells how long the sweep will take; on this machine nothing is stopped for exceeding it.",
         examples=["30m"],
     )
 
@@ -192,6 +199,14 @@ class Config(Model):
         description="How a cell's process starts. `auto`: forked, in milliseconds, from one that has imported the "
         "task; where that is unsafe (the import starts threads or uses a GPU, or the task's module says "
         '`START = "fresh"`) it starts fresh, and its log says why. `fresh`: always a new process.',
+    )
+    cells_per_job: Annotated[Literal["auto"] | int, BeforeValidator(_cells_per_job)] = Field(
+        default="auto",
+        description="How many cells one Snakemake job runs. With more than one, jobs are packs, which run their cells "
+        "side by side as shares and cores allow; a cell keeps its own process, result, log and resume, and the "
+        "setting may change half-way. `auto`: a job a cell, and packs where 256 or more cells that share a device are "
+        "to run, since Snakemake's own work for a job would then cost more than the cells.",
+        examples=[100],
     )
     devices: int | None = Field(
         default=None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import functools
 import sys
 from collections.abc import Callable, Iterable
@@ -50,7 +51,11 @@ def tells_user_errors(main: Callable[P, int]) -> Callable[P, int]:
             return main(*args, **kwargs)
         except UserError as error:
             print(error, file=sys.stderr)
-            return 1
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            print(f"sweepack: {error.strerror}: make room and run the same command again", file=sys.stderr)
+        return 1
 
     return told
 

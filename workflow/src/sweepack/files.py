@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 
 
-def write_atomic(path: Path, content: str | bytes) -> None:
+def write_atomic(path: Path, content: str | bytes, *, durable: bool = True) -> None:
     """Replace ``path`` by ``content`` in one step: a reader sees the old file or the new one, whole.
 
-    The temporary file stands beside the target (a rename across file systems would be a copy) and is synced
-    before the rename, so that a crash of the machine leaves no empty file either.
+    The temporary file stands beside the target (a rename across file systems would be a copy). Where it is ``durable``
+    it is synced before the rename, so that a crash of the machine leaves no empty file either.
     """
     data = content.encode() if isinstance(content, str) else content
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
@@ -22,8 +22,9 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         with os.fdopen(fd, "wb") as stream:
             os.fchmod(fd, 0o644)
             stream.write(data)
-            stream.flush()
-            os.fsync(fd)
+            if durable:
+                stream.flush()
+                os.fsync(fd)
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

@@ -61,8 +61,8 @@ def check_import(task: Task, root: Path, cache: Path, limit: float) -> None:
 
     A success is remembered in ``cache`` until the task's file, or a file of the project that it imports, changes.
     """
-    stamp = cache / f"{task.digest()}.json"
-    if _still_valid(stamp):
+    stamp = import_stamp(task, cache)
+    if is_remembered(stamp):
         return
     with tempfile.TemporaryDirectory() as scratch:
         report, output = Path(scratch) / "report.json", Path(scratch) / "output.txt"
@@ -90,14 +90,30 @@ def check_import(task: Task, root: Path, cache: Path, limit: float) -> None:
                 f"the import ended the process with exit status {done.returncode}\n" + "\n".join(words),
             )
         found = json.loads(report.read_text())
+    require_imported(task, found)
+    remember_import(stamp, found)
+
+
+def require_imported(task: Task, found: dict[str, Any]) -> None:
+    """Raise UserError when ``found``, from ``try_import``, tells of a failure."""
     if found["error"]:
         raise UserError("sweep.task", Verbatim(task.reference), found["expected"], found["error"])
-    with contextlib.suppress(OSError):  # a project that cannot be written to is checked each time
-        cache.mkdir(parents=True, exist_ok=True)
+
+
+def import_stamp(task: Task, cache: Path) -> Path:
+    """Where it is remembered that ``task`` could be imported."""
+    return cache / f"{task.digest()}.json"
+
+
+def remember_import(stamp: Path, found: dict[str, Any]) -> None:
+    """Remember a success; a project that cannot be written to is checked each time."""
+    with contextlib.suppress(OSError):
+        stamp.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(stamp, json.dumps(found["files"]) + "\n")
 
 
-def _still_valid(stamp: Path) -> bool:
+def is_remembered(stamp: Path) -> bool:
+    """Whether the import that is remembered in ``stamp`` succeeded and its files are still the same."""
     try:
         files = json.loads(stamp.read_text())
         return all(_digest(Path(file)) == digest for file, digest in files.items())
@@ -115,8 +131,8 @@ def _put_first(folder: str) -> None:
     sys.path.insert(0, folder)
 
 
-def _try(spec: dict[str, Any], root: Path) -> dict[str, Any]:
-    """What the subprocess reports: the project's files that the import read, or why it failed."""
+def try_import(spec: dict[str, Any], root: Path) -> dict[str, Any]:
+    """Import here: the digests of the project's ``files`` that it read, or its ``error`` and what was ``expected``."""
     expected = "a module that can be imported"
     try:
         _, function = import_task(spec, root)
@@ -136,7 +152,7 @@ def _try(spec: dict[str, Any], root: Path) -> dict[str, Any]:
 
 
 def _main(spec_text: str, root: str, report: str) -> None:
-    outcome = _try(json.loads(spec_text), Path(root))
+    outcome = try_import(json.loads(spec_text), Path(root))
     write_atomic(Path(report), json.dumps(outcome))
     # A module that started threads must not keep the check waiting.
     sys.stdout.flush()

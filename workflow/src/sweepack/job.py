@@ -1,4 +1,4 @@
-"""What passes between the process that watches a cell, the process that runs it, and the terminal."""
+"""What a cell is started with, and what passes between the process that watches it and the one that runs it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,28 @@ from sweepack.records import CellFiles, Record, State
 
 # By which a cell is told to stop, whoever tells it.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a cell is to be started, as the latest plan had it; part of ``cell.json``.
+
+    ``share`` is in thousandths of a device, ``mem_mb`` in megabytes (0: not stated), ``minutes`` the expected time
+    (None: not stated), ``index`` the cell's place in the sweep. ``devices``: only the first so many (0: all).
+    ``round_robin``: on device ``index`` modulo the devices. ``start``: ``auto`` (from the warm host) or ``fresh``.
+    ``timeout``: minutes to wait for the share. ``rejected``: how many results of the cell were refused so far.
+    """
+
+    share: int
+    threads: int
+    mem_mb: int
+    minutes: int | None
+    index: int
+    devices: int
+    round_robin: bool
+    start: str
+    timeout: int
+    rejected: int
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ Standard library only: a finished cell is handed over in milliseconds.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import sys
@@ -14,15 +13,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sweepack.devices import Device, load_nvml, visible_pool
-from sweepack.environment import cell_environment
-from sweepack.errors import UserError, tells_user_errors
+from sweepack.devices import load_nvml, visible_pool
+from sweepack.errors import tells_user_errors
 from sweepack.files import try_lock
-from sweepack.job import Job
-from sweepack.leases import WHOLE, Lease, LeaseAbandoned, LeasePool, LeaseTimeout, lease_directory
-from sweepack.manifest import cell_files
-from sweepack.records import Assessment, CellFiles, State, archive_attempt, assess, hand_over
-from sweepack.supervise import run_cell
+from sweepack.leases import LeaseAbandoned, LeasePool, LeaseTimeout, lease_directory
+from sweepack.start import Startable, lock_holder, must_run, read_cell, run_leased, write_down_kill, write_holder
+from sweepack.supervise import Relay
 
 TEMPORARY_FAILURE = 75
 _REMIND_SECONDS = 60.0
@@ -30,20 +26,13 @@ _REMIND_SECONDS = 60.0
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        description="Run one cell of a sweep: lease its share of a device and run its task, or hand its result over "
-        "if it is finished. `snakemake` does this for every pending cell."
+        description="Run one cell of a sweep as its cell.json says: lease its share of a device and run its task, or "
+        "hand its result over if it is finished. `snakemake` does this for every pending cell."
     )
     parser.add_argument("--sweep-dir", type=Path, required=True, help="the sweep's directory, results/<sweep>")
     parser.add_argument("--cell", required=True, help="the cell's id, as in cells.tsv")
-    parser.add_argument("--share", type=int, default=WHOLE, help="thousandths of a device (default: all of it)")
-    parser.add_argument("--threads", type=int, default=1, help="CPU threads to pin (default: 1)")
-    parser.add_argument("--devices", type=int, default=0, help="use only the first so many devices (0: all)")
-    parser.add_argument("--index", type=int, default=0, help="the cell's place in the sweep")
-    parser.add_argument("--round-robin", type=int, default=0, help="1: use device `index` modulo the devices")
-    parser.add_argument("--rejected", type=int, default=0, help="how many results of this cell were refused so far")
     parser.add_argument("--accept-failure", type=int, default=0, help="1: a failure of the task is a result too")
-    parser.add_argument("--start", choices=["auto", "fresh"], default="auto", help="auto: from the warm host")
-    parser.add_argument("--timeout", type=float, default=1440.0, help="minutes to wait for the share (default: a day)")
+    parser.add_argument("--killed", type=int, default=0, help="1: only write down that what ran the cell was killed")
     return parser
 
 
@@ -52,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the cell that ``argv`` names; the exit status."""
     options = parser().parse_args(argv)
     try:
-        return _launch(options)
+        cell = read_cell(options.sweep_dir, options.cell)
+        return write_down_kill(cell) if options.killed else _launch(cell, accept=bool(options.accept_failure))
     except (LeaseTimeout, LeaseAbandoned) as error:
         print(f"cell {options.cell} did not start: {error}", file=sys.stderr)
         return TEMPORARY_FAILURE
@@ -62,26 +52,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _launch(options: argparse.Namespace) -> int:
-    files = cell_files(options.sweep_dir, options.cell)
-    if not files.meaning.is_file():
-        raise UserError(
-            "--cell", options.cell, f"a cell of {options.sweep_dir}", "run `snakemake` once, or see its cells.tsv"
-        )
-    give_up = _watch_driver()
-    lock = _lock_cell(files, options.timeout * 60, give_up)
-    found = assess(files.directory, options.cell)
-    if found.state is State.FINISHED and options.rejected <= found.rejected:
-        hand_over(files)
+def _launch(cell: Startable, accept: bool) -> int:
+    give_up = watch_driver()
+    timeout = cell.launch.timeout * 60
+    lock = _lock(cell, timeout, give_up)
+    if not must_run(cell):
         return 0
-    _clear(files, found, options.rejected)
-    pool = visible_pool(os.environ, load_nvml())[: options.devices or None]
-    with _lease(options, pool, give_up) as lease:
+    pool = visible_pool(os.environ, load_nvml())
+    reach = cell.reach(pool)
+    leases = LeasePool(lease_directory(), [device.key for device in reach])
+    with leases.acquire(
+        cell.launch.share,
+        label=cell.label,
+        timeout=timeout,
+        on_wait=lambda text: print(text, file=sys.stderr),
+        give_up=give_up,
+    ) as lease:
         device = next(device for device in pool if device.key == lease.devices[0])
-        return _run(options, files, device, lease, lock)
+        return run_leased(cell, device, lease, lock, Relay(), accept=accept, terminal=os.dup(2))
 
 
-def _watch_driver() -> Callable[[], str | None]:
+def watch_driver() -> Callable[[], str | None]:
     """Tells when the process that started this one has gone: nobody would wait for a cell started after that."""
     driver = os.getppid()
 
@@ -91,72 +82,20 @@ def _watch_driver() -> Callable[[], str | None]:
     return gone
 
 
-def _lock_cell(files: CellFiles, timeout: float, give_up: Callable[[], str | None]) -> int:
+def _lock(cell: Startable, timeout: float, give_up: Callable[[], str | None]) -> int:
     """Become the only process that runs the cell; another run's cell is waited for, since it may finish it."""
     begun = reminded = time.monotonic()
     told = False
-    while (lock := try_lock(files.lock)) is None:
+    while (lock := try_lock(cell.files.lock)) is None:
         if reason := give_up():
             raise LeaseAbandoned(reason)
         now = time.monotonic()
-        holder = _lock_holder(files)
+        holder = lock_holder(cell.files)
         if now - begun > timeout:
             raise LeaseTimeout(f"still running elsewhere ({holder}) after {timeout / 60:.0f} min")
         if not told or now - reminded > _REMIND_SECONDS:
             told, reminded = True, now
-            print(f"cell {files.directory.name} is running already ({holder}); waiting for it", file=sys.stderr)
+            print(f"cell {cell.id} is running already ({holder}); waiting for it", file=sys.stderr)
         time.sleep(0.2 + 0.2 * random.random())
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, json.dumps({"pid": os.getpid(), "host": os.uname().nodename}).encode(), 0)
+    write_holder(lock)
     return lock
-
-
-def _lock_holder(files: CellFiles) -> str:
-    try:
-        holder = json.loads(files.lock.read_bytes())
-        return f"pid {holder['pid']} on {holder['host']}"
-    except (OSError, ValueError, KeyError):
-        return "holder unknown"
-
-
-def _clear(files: CellFiles, found: Assessment, rejected: int) -> None:
-    """Take away what must not be continued from: the state behind a result that turned out to be broken."""
-    if found.trouble or (found.state is State.FINISHED and rejected > found.rejected):
-        archive = archive_attempt(files)
-        reason = found.trouble or "its result.json is broken"
-        print(f"cell {files.directory.name} runs again: {reason}; kept in {archive}", file=sys.stderr)
-
-
-def _lease(options: argparse.Namespace, pool: list[Device], give_up: Callable[[], str | None]) -> Lease:
-    pinned = pool[options.index % len(pool)].key if options.round_robin else None
-    leases = LeasePool(lease_directory(), [device.key for device in pool])
-    return leases.acquire(
-        options.share,
-        label=str(cell_files(options.sweep_dir, options.cell).directory.absolute()),
-        device=pinned,
-        timeout=options.timeout * 60,
-        on_wait=lambda text: print(text, file=sys.stderr),
-        give_up=give_up,
-    )
-
-
-def _run(options: argparse.Namespace, files: CellFiles, device: Device, lease: Lease, lock: int) -> int:
-    """Run the cell in a process of its own, in its own environment, with its own log; the exit status."""
-    job = Job(
-        directory=str(files.directory.absolute()),  # a task may change its folder
-        device=device.label,
-        kind=device.kind,
-        checked=device.model is not None,
-        share=options.share,
-        threads=options.threads,
-        rejected=options.rejected,
-        accept=bool(options.accept_failure),
-        kept_open=(lease.fd, lock),
-        terminal=os.dup(2),
-    )
-    log = os.open(files.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-    os.write(log, f"--- {stamp} on {os.uname().nodename}, {device.label}\n".encode())
-    environment = cell_environment(os.environ, visible=device.entry, threads=options.threads)
-    task = json.loads(files.meaning.read_bytes())["task"]
-    return run_cell(job, environment, log, task, warm=options.start == "auto" and not task["argv"])

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
+import os
 import re
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from sweepack.files import write_atomic
 from sweepack.leases import WHOLE
 from sweepack.manifest import cell_files
 from sweepack.plan import Plan
+from sweepack.records import CellFiles
 from sweepack.sweep import Cell
 from sweepack.values import canonical, dotted_items
 
@@ -22,27 +27,35 @@ def write_listing(plan: Plan, root: Path) -> None:
     """Write all of it for ``plan``. Called when a run starts, never by a dry run."""
     directory = root / plan.directory
     (directory / "cells").mkdir(parents=True, exist_ok=True)
+    task = plan.task.to_json(root)
+    made = set(os.listdir(directory / "cells"))  # noqa: PTH208 (names are all that is needed, of 100,000 folders)
     for cell in plan.cells:
-        _write_meaning(plan, cell, directory, root)
+        _write_meaning(plan, cell, cell_files(directory, cell.id), task, cell.id in made)
+    for pack in plan.packs:
+        pack.write(directory)
     plan.manifest().write(directory)
     write_atomic(directory / "cells.tsv", _table(plan))
     _write_links(plan, directory / "by-name")
 
 
-def _write_meaning(plan: Plan, cell: Cell, directory: Path, root: Path) -> None:
-    files = cell_files(directory, cell.id)
+def _write_meaning(plan: Plan, cell: Cell, files: CellFiles, task: dict[str, Any], made: bool) -> None:
     meaning = {
         "id": cell.id,
         "slug": cell.slug,
         "seed": cell.seed,
         "params": cell.params,
-        "task": plan.task.to_json(root),
+        "task": task,
+        "launch": asdict(plan.launch(cell)),
     }
     text = json.dumps(meaning, indent=2) + "\n"
-    if files.meaning.exists() and files.meaning.read_text() == text:
-        return
-    files.directory.mkdir(exist_ok=True)
-    write_atomic(files.meaning, text)
+    if made:
+        with contextlib.suppress(FileNotFoundError):
+            if files.meaning.read_text() == text:
+                return
+    else:
+        files.directory.mkdir(exist_ok=True)
+    # Not synced, which would cost a disk access a cell: what a crash empties, the next run writes again.
+    write_atomic(files.meaning, text, durable=False)
 
 
 def _table(plan: Plan) -> str:

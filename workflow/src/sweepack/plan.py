@@ -6,18 +6,19 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sweepack.config import Config
 from sweepack.devices import Device, load_nvml, visible_pool
 from sweepack.errors import UserError, Verbatim
 from sweepack.forecast import Demand, forecast
-from sweepack.importing import check_import
+from sweepack.job import Launch
 from sweepack.leases import WHOLE
 from sweepack.loading import load_config
 from sweepack.manifest import Manifest, ManifestCell
-from sweepack.records import Assessment, State, assess
+from sweepack.packs import Pack, cells_per_job, form
+from sweepack.records import NEVER_RUN, Assessment, State, assess
 from sweepack.sweep import Cell, Expansion, expand
 from sweepack.task import Task
 
@@ -34,6 +35,7 @@ class Plan:
     expansion: Expansion
     directory: Path
     states: dict[str, Assessment]
+    packs: list[Pack]
     configuration: list[str]
 
     @property
@@ -45,9 +47,30 @@ class Plan:
         """The cells that will run."""
         return [cell for cell in self.cells if self.states[cell.id].state is not State.FINISHED]
 
+    @property
+    def without_result(self) -> list[Cell]:
+        """The cells that a job is to bring their result: those that will run, and finished ones that lack the file."""
+        return [cell for cell in self.cells if not self.states[cell.id].handed_over]
+
     def share(self, cell: Cell) -> int:
         """Thousandths of a device that ``cell`` takes."""
-        return WHOLE // self.config.jobs_per_gpu if self.config.jobs_per_gpu else cell.resources.gpu
+        return _share(self.config, cell)
+
+    def launch(self, cell: Cell) -> Launch:
+        """How ``cell`` is to be started."""
+        config = self.config
+        return Launch(
+            share=self.share(cell),
+            threads=cell.resources.cpus,
+            mem_mb=cell.resources.mem or 0,
+            minutes=cell.resources.runtime,
+            index=cell.index,
+            devices=config.devices or 0,
+            round_robin=config.placement == "round_robin",
+            start=config.start,
+            timeout=config.lease_timeout,
+            rejected=self.states[cell.id].rejected,
+        )
 
     def manifest(self) -> Manifest:
         objective = self.config.objective
@@ -77,11 +100,29 @@ def make_plan(root: Path, workflow: Path, config_files: Sequence[Path], override
     expansion = expand(config, task)
     directory = Path(config.results).expanduser() / config.sweep.name
     _require_writable(root / directory / "cells")
-    states = {cell.id: assess(root / directory / "cells" / cell.id, cell.id) for cell in expansion.cells}
+    states = _states(root / directory / "cells", expansion.cells)
+    packs = _packs(config, expansion.cells, states)
     chosen = [] if workflow == root else ["--snakefile", str(workflow / "Snakefile")]
     chosen += [*(["--configfile", *map(str, config_files)] if config_files else [])]
     chosen += ["--config", *overrides] if overrides else []
-    return Plan(config, task, expansion, directory, states, chosen)
+    return Plan(config, task, expansion, directory, states, packs, chosen)
+
+
+def _states(directory: Path, cells: Sequence[Cell]) -> dict[str, Assessment]:
+    # A look at the folder spares two failing reads for each cell that has never run.
+    known = set(os.listdir(directory)) if directory.exists() else set()  # noqa: PTH208 (names are all that is needed)
+    return {cell.id: assess(directory / cell.id, cell.id) if cell.id in known else NEVER_RUN for cell in cells}
+
+
+def _packs(config: Config, cells: Sequence[Cell], states: Mapping[str, Assessment]) -> list[Pack]:
+    waiting = [cell for cell in cells if not states[cell.id].handed_over]
+    to_run = [cell for cell in waiting if states[cell.id].state is not State.FINISHED]
+    size = cells_per_job(config.cells_per_job, [_share(config, cell) for cell in to_run])
+    return form([cell.id for cell in waiting], states, size) if size > 1 else []
+
+
+def _share(config: Config, cell: Cell) -> int:
+    return WHOLE // config.jobs_per_gpu if config.jobs_per_gpu else cell.resources.gpu
 
 
 def check_pool(plan: Plan, environ: Mapping[str, str]) -> list[Device]:
@@ -104,12 +145,6 @@ def check_pool(plan: Plan, environ: Mapping[str, str]) -> list[Device]:
     return pool[:wanted]
 
 
-def check_task(plan: Plan, root: Path) -> None:
-    """Import the task once, in another process, when there are cells to run. Raises UserError."""
-    if plan.pending and not plan.task.is_command:
-        check_import(plan.task, root, root / CACHE, plan.config.import_timeout)
-
-
 def describe(plan: Plan, pool: Sequence[Device], cores: int | None) -> str:
     """The plan in a few lines; ``cores`` is what ``--cores`` allows, None standing for what profiles/local takes."""
     lines = [f"sweepack: {plan.config.sweep.name}, task {plan.task.reference}", f"  cells    {_product(plan)}"]
@@ -118,6 +153,8 @@ def describe(plan: Plan, pool: Sequence[Device], cores: int | None) -> str:
     if plan.pending:
         lines += [f"  {label:<8} {text}" for label, text in zip(["shares", *[""] * 99], _shares(plan), strict=False)]
         lines += _forecast(plan, pool, cores)
+    if plan.packs:
+        lines.append(f"  jobs     {_jobs(plan)}")
     lines.append(f"  results  {plan.directory}")
     notes = [*plan.expansion.remarks, *_threads(plan), *_troubles(plan)]
     lines += [f"  note     {note}" for note in notes]
@@ -161,6 +198,14 @@ def _shares(plan: Plan) -> list[str]:
     ]
 
 
+def _jobs(plan: Plan) -> str:
+    text = _many(len(plan.packs), "pack")
+    text += f" of up to {max(len(pack.cells) for pack in plan.packs)} cells side by side"
+    setting = plan.config.cells_per_job
+    why = "for many small cells; 1: a job a cell" if setting == "auto" else "as asked"
+    return f"{text} (`cells_per_job: {setting}`, {why})"
+
+
 def _many(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
@@ -172,7 +217,9 @@ def _forecast(plan: Plan, pool: Sequence[Device], cores: int | None) -> list[str
         for cell in plan.pending
     ]
     usable = cores or len(os.sched_getaffinity(0))
-    held, allowed = forecast(demands, len(pool)), forecast(demands, len(pool), usable)
+    # How many the devices would hold does not depend on how long each takes, and is quicker to tell without.
+    held = forecast([replace(demand, minutes=None) for demand in demands], len(pool))
+    allowed = forecast(demands, len(pool), usable)
     text = f"  at once  up to {allowed.at_once}"
     if allowed.at_once < held.at_once:
         limit = f"--cores {usable} allows" if cores else f"this machine's {usable} cores allow"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import platform
@@ -20,13 +21,21 @@ def describe(task: dict[str, Any], root: Path, facts: dict[str, Any]) -> dict[st
         "task": task["reference"],
         "source_sha256": hashlib.sha256(source.read_bytes()).hexdigest() if source else None,
         "commit": _commit(root),
+        **machine(),
+        "pid": os.getpid(),
+        "command": sys.orig_argv[:4],
+        **facts,
+    }
+
+
+@functools.cache
+def machine() -> dict[str, Any]:
+    """The part that is the same for all cells of a process and those forked from it: reading it takes a while."""
+    return {
         "python": platform.python_version(),
         "packages": {name: version for name in _PACKAGES if (version := _version(name))},
         "host": platform.node(),
         "system": platform.platform(),
-        "pid": os.getpid(),
-        "command": sys.orig_argv[:4],
-        **facts,
     }
 
 

@@ -130,6 +130,10 @@ class Assessment:
     trouble: str | None = None
 
 
+NEVER_RUN = Assessment(State.PENDING, None, False, 0)
+"""How a cell stands that has no folder yet."""
+
+
 def assess(directory: Path, cell: str) -> Assessment:
     """Decide where ``cell`` stands. The plan, the jobs and the table all ask here and nowhere else.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import json
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from sweepack import memory, provenance, randomness
+from sweepack import memory, orphans, provenance, randomness
 from sweepack.cell import Cell, Interrupted, plain_metrics
 from sweepack.command import run_command
 from sweepack.files import write_atomic
@@ -31,8 +32,7 @@ _stopped_by: int | None = None
 
 def main(job: Job) -> int:
     """Run the cell of ``job``; its exit status."""
-    for signum in STOP_SIGNALS:
-        signal.signal(signum, _stop)
+    _catch_signals()
     files = CellFiles(Path(job.directory))
     meaning = json.loads(files.meaning.read_bytes())
     before = assess(files.directory, meaning["id"]).record
@@ -57,11 +57,13 @@ def main(job: Job) -> int:
             os._exit(0)
         if _stopped_by is not None:
             raise Interrupted(_stopped_by)
+        _reopen_output(files.log)
         record = replace(record, status=State.FINISHED, metrics=metrics)
         code = 0
     except BaseException as error:
         if os.getpid() != process:
             os._exit(1)
+        _reopen_output(files.log)
         record, code = _judge(error, record)
     _ignore_signals()
     record = replace(record, ended=time.time())
@@ -98,13 +100,20 @@ def _run_task(job: Job, files: CellFiles, meaning: dict[str, Any], record: Recor
     )
     facts = {"device": job.device, "share": job.share, "threads": job.threads, "memory_cap": limit, "seed": cell.seed}
     root = Path.cwd()
-    write_atomic(files.provenance, json.dumps(provenance.describe(meaning["task"], root, facts), indent=2) + "\n")
+    described = json.dumps(provenance.describe(meaning["task"], root, facts), indent=2) + "\n"
+    write_atomic(files.provenance, described, durable=False)
     if meaning["task"]["argv"]:
         return run_command(cell, meaning["task"]["argv"], job.kept_open)
 
     from sweepack.importing import import_task
 
+    umask = os.umask(0o022)
+    os.umask(umask)
     _, function = import_task(meaning["task"], root)
+    # Whatever the import did to the process: a cell can be stopped, and starts in the project's folder.
+    _catch_signals()
+    os.chdir(root)
+    os.umask(umask)
     randomness.seed_all(cell.seed)
     metrics = plain_metrics(function(cell, **meaning["params"]))
     cell.history.close()
@@ -145,6 +154,23 @@ def _judge(error: BaseException, record: Record) -> tuple[Record, int]:
     return replace(record, status=State.FAILED, error=text), 1
 
 
+def _reopen_output(log: Path) -> None:
+    """From here on print to ``log`` again: the task may have closed or replaced its streams."""
+    _flush()
+    sys.stdout = sys.stderr = log.open("a", buffering=1)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def _catch_signals() -> None:
+    for signum in STOP_SIGNALS:
+        signal.signal(signum, _stop)
+
+
 def _stop(signum: int, frame: FrameType | None) -> None:
     global _stopped_by
     _stopped_by = signum
@@ -175,14 +201,14 @@ def leave(code: int) -> NoReturn:
     watchdog.daemon = True
     watchdog.start()
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     os._exit(code)
 
 
 def die_with(parent: int) -> None:
     """Let the kernel kill this process when ``parent`` ends: nobody else would write down how the cell ended."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    orphans.adopt()
     if os.getppid() != parent:
         os._exit(128 + signal.SIGKILL)
 

@@ -8,12 +8,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+from sweepack import orphans
 from sweepack.client import NoHost, run_warm
 from sweepack.files import write_atomic
 from sweepack.job import STOP_SIGNALS, Job, report
@@ -23,13 +26,19 @@ from sweepack.records import CellFiles, State, assess
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP)
 
 
-def run_cell(job: Job, environment: Mapping[str, str], log: int, task: dict[str, Any], warm: bool) -> int:
+# Set in a process that has itself imported a task: forks the cell from it, if that is the cell's; None if it is not.
+fork_here: Callable[[Job, Mapping[str, str], int, Mapping[str, Any], Relay], int | None] | None = None
+
+
+def run_cell(job: Job, environment: Mapping[str, str], log: int, task: dict[str, Any], warm: bool, relay: Relay) -> int:
     """Run ``job`` in a process of its own, its output going to the descriptor ``log``; the exit status of the cell.
 
     ``warm``: forked from a host that has imported ``task``, if one can be had; the log says so when none can.
+    Signals that ``relay`` catches reach the cell.
     """
-    relay = Relay()
     if warm:
+        if fork_here and (status := fork_here(job, environment, log, task, relay)) is not None:
+            return settle(job, status, log)
         try:
             return settle(job, run_warm(job, environment, log, task, relay.to), log)
         except NoHost as reason:
@@ -38,19 +47,39 @@ def run_cell(job: Job, environment: Mapping[str, str], log: int, task: dict[str,
 
 
 class Relay:
-    """Catches the signals that are meant for the cell and sends them where it runs, also those that come early."""
+    """Catches the signals that are meant for cells and sends them where these run, also those that came before.
+
+    ``caught`` is the last of them. To be made in the main thread; cells may be run in others.
+    """
 
     def __init__(self) -> None:
+        self.caught: int | None = None
         self._early: list[int] = []
-        self._send: Callable[[int], None] = self._early.append
+        self._targets: dict[int, Callable[[int], None]] = {}
+        # Reentrant: the handler runs in the main thread, which may be just here.
+        self._lock = threading.RLock()
         for signum in STOP_SIGNALS:
-            signal.signal(signum, lambda signum, _: self._send(signum))
+            signal.signal(signum, self._catch)
 
-    def to(self, send: Callable[[int], None]) -> None:
-        """From now on, and for those that came before, ``send`` them."""
-        self._send = send
-        while self._early:
-            send(self._early.pop(0))
+    @contextlib.contextmanager
+    def to(self, send: Callable[[int], None]) -> Iterator[None]:
+        """Within the block signals are also passed to ``send``, those that came before it at once."""
+        with self._lock:
+            self._targets[id(send)] = send
+            for signum in self._early:
+                send(signum)
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._targets[id(send)]
+
+    def _catch(self, signum: int, _: FrameType | None) -> None:
+        with self._lock:
+            self.caught = signum
+            self._early.append(signum)
+            for send in list(self._targets.values()):
+                send(signum)
 
 
 def _run_fresh(job: Job, environment: Mapping[str, str], log: int, relay: Relay) -> int:
@@ -58,7 +87,8 @@ def _run_fresh(job: Job, environment: Mapping[str, str], log: int, relay: Relay)
 
     It leads a session of its own: a signal reaches it once, from here, and what it leaves behind is killed.
     """
-    child = subprocess.Popen(
+    orphans.adopt()
+    child = orphans.spawn(
         [sys.executable, "-P", "-m", "sweepack.run", job.to_json(), str(os.getpid())],
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -67,10 +97,12 @@ def _run_fresh(job: Job, environment: Mapping[str, str], log: int, relay: Relay)
         pass_fds=(*job.kept_open, job.terminal),
         start_new_session=True,
     )
-    relay.to(child.send_signal)
-    status = child.wait()
+    with relay.to(child.send_signal):
+        status = child.wait()
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
+    orphans.forget(child.pid)
+    orphans.kill_strays()
     return status
 
 

@@ -20,18 +20,26 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
-from sweepack import run
-from sweepack.importing import import_task, imported_files
-from sweepack.job import Job
+from sweepack import launch, orphans, provenance, run, supervise
+from sweepack.ask import LAUNCH
+from sweepack.files import write_atomic
+from sweepack.hosts import CELL, host_socket, refusal_file
+from sweepack.importing import import_task, imported_files, remember_import, try_import
+from sweepack.job import STOP_SIGNALS, Job
 from sweepack.sockets import require_same_user, socket_address
+from sweepack.start import write_holder
 
 IDLE_SECONDS = 60.0
+# An import that hangs must not stay for ever; those who wait for the host give up earlier.
+IMPORT_SECONDS = 600
 _TICK_SECONDS = 1.0
+# Tells a launching child that its client is gone: it ends its cell, and then itself.
+ABANDON = signal.SIGUSR1
 
 
 def unsafe(module: ModuleType) -> str | None:
@@ -51,27 +59,40 @@ def unsafe(module: ModuleType) -> str | None:
     return None
 
 
-@dataclass
-class Request:
-    """A cell that a client wants: its job, environment and folder, and the descriptors that came along."""
+@dataclass(frozen=True)
+class Surroundings:
+    """What a process forked here takes on in place of the host's own."""
 
-    job: Job
     environment: dict[str, str]
     folder: str
     umask: int
-    driver: int
-    descriptors: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Child:
+    """A process forked for ``client``, which gets the signal ``abandon`` when its client is gone."""
+
+    client: socket.socket
+    abandon: int
 
 
 class Host:
-    """Serves the requests that come in on ``listener``."""
+    """Serves the requests that come in on ``listener``, as long as ``driver`` or the driver of a cell lives."""
 
-    def __init__(self, listener: socket.socket, sources: Mapping[str, tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        path: Path,
+        sources: Mapping[str, tuple[int, int]],
+        changes: Mapping[str, str | None],
+        driver: int,
+    ) -> None:
         self._listener = listener
+        self._path = path
+        self._changes = changes
         self._sources = sources
-        self._cells: dict[int, socket.socket] = {}
-        self._drivers: set[int] = set()
-        self._served = False
+        self._children: dict[int, Child] = {}
+        self._drivers = {driver}
         self._selector = selectors.DefaultSelector()
         self._last = time.monotonic()
 
@@ -82,6 +103,7 @@ class Host:
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        orphans.adopt()
         self._selector.register(self._listener, selectors.EVENT_READ, "listener")
         self._selector.register(reader, selectors.EVENT_READ, "signal")
         while self._needed():
@@ -97,11 +119,10 @@ class Host:
             self._reap()
 
     def _needed(self) -> bool:
-        if self._cells:
+        if self._children:
             return True
         self._drivers = {driver for driver in self._drivers if Path(f"/proc/{driver}").exists()}
-        deserted = self._served and not self._drivers
-        return not deserted and not self._stale() and time.monotonic() - self._last < IDLE_SECONDS
+        return bool(self._drivers) and not self._stale() and time.monotonic() - self._last < IDLE_SECONDS
 
     def _stale(self) -> bool:
         """Whether somebody has edited the code since it was imported."""
@@ -112,70 +133,124 @@ class Host:
         try:
             connection.settimeout(10)
             require_same_user(connection)
-            connection.recv(1)
-            if self._stale():
-                connection.sendall(b"-")
+            purpose = connection.recv(1)
+            stale = self._stale()
+            connection.sendall(b"-" if stale else b"!")
+            if stale or purpose not in (CELL, LAUNCH):
                 connection.close()
                 return
-            connection.sendall(b"!")
-            request = _receive(connection)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            content, descriptors = _receive(connection)
+        except (OSError, ValueError) as error:
             print(f"request refused: {error}", file=sys.stderr, flush=True)
             connection.close()
             return
-        self._served = True
-        self._drivers.add(request.driver)
         host = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._become(request, connection, host)
-        _close(request)
+            (self._run_cell if purpose == CELL else self._launch)(content, descriptors, host)
+        for descriptor in descriptors:
+            os.close(descriptor)  # a lease is free when the last copy is closed
         _send(connection, {"pid": pid})
-        self._cells[pid] = connection
+        # The first field in either kind of request.
+        self._drivers.add(int(content[: content.index(b"\0")]))
+        self._children[pid] = Child(connection, signal.SIGKILL if purpose == CELL else ABANDON)
         self._selector.register(connection, selectors.EVENT_READ, pid)
 
-    def _become(self, request: Request, connection: socket.socket, host: int) -> NoReturn:
-        """In the child: shed all that is the host's, take on what a fresh process would have, run the cell."""
+    def _run_cell(self, content: bytes, descriptors: list[int], host: int) -> NoReturn:
+        """In the child: be the process of a cell that another process has launched and watches."""
+        request = json.loads(content[content.index(b"\0") + 1 :])
+        log, terminal, *kept = descriptors
+        job = replace(Job(**request["job"]), terminal=terminal, kept_open=tuple(kept))
+        self._become_cell(job, Surroundings(**request["surroundings"]), log, host)
+
+    def _launch(self, content: bytes, descriptors: list[int], host: int) -> NoReturn:
+        """In the child: launch a cell as `scripts/cell.py` does, for a client that is too lean to do it."""
         code = 1
         try:
-            os.setsid()
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            run.die_with(host)
-            log, terminal, *kept = request.descriptors
-            null = os.open(os.devnull, os.O_RDONLY)
-            for source, target in ((null, 0), (log, 1), (log, 2)):
-                os.dup2(source, target)
-            keep = {0, 1, 2, terminal, *kept}
-            for descriptor in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
-                if descriptor not in keep:
-                    with contextlib.suppress(OSError):
-                        os.close(descriptor)
-            os.environ.clear()
-            os.environ.update(request.environment)
-            os.chdir(request.folder)
-            os.umask(request.umask)
-            code = run.main(replace(request.job, terminal=terminal, kept_open=tuple(kept)))
+            _, umask, folder, count, *words = content.split(b"\0")
+            arguments = [os.fsdecode(word) for word in words[: int(count)]]
+            variables = (os.fsdecode(word).partition("=") for word in words[int(count) :])
+            _shed(host, (os.open(os.devnull, os.O_RDONLY), *descriptors), ())
+            _take_on(Surroundings({name: value for name, _, value in variables}, os.fsdecode(folder), int(umask)))
+            for signum in STOP_SIGNALS:
+                signal.signal(signum, signal.SIG_DFL)
+            orphans.adopt()
+            supervise.fork_here = self._fork_here
+            code = launch.main(arguments)
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _fork_here(
+        self, job: Job, environment: Mapping[str, str], log: int, task: Mapping[str, Any], relay: supervise.Relay
+    ) -> int | None:
+        """In a launching child: fork the cell from it, if it has imported what the cell needs; how the cell ended."""
+        if host_socket(environment, task) != self._path:
+            return None
+        umask = os.umask(0o022)
+        os.umask(umask)
+        surroundings = Surroundings(dict(environment), str(Path.cwd()), umask)
+        launcher = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._become_cell(job, surroundings, log, launcher)
+        # For whoever has to clear up if this process and the host are killed at once.
+        write_holder(job.kept_open[1], cell=pid)
+
+        def abandon(signum: int, frame: FrameType | None) -> NoReturn:
+            _kill_group(pid)
+            os._exit(128 + signal.SIGKILL)
+
+        def send(signum: int) -> None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signum)
+
+        signal.signal(ABANDON, abandon)
+        with relay.to(send):
+            _, status = os.waitpid(pid, 0)
+        signal.signal(ABANDON, signal.SIG_DFL)
+        _kill_group(pid)
+        orphans.kill_strays()
+        return os.waitstatus_to_exitcode(status)
+
+    def _become_cell(self, job: Job, surroundings: Surroundings, log: int, parent: int) -> NoReturn:
+        """In the child: shed all that is its parent's, take on what a fresh process would have, run the cell."""
+        code = 1
+        try:
+            _shed(parent, (os.open(os.devnull, os.O_RDONLY), log, log), (job.terminal, *job.kept_open))
+            _take_on(surroundings)
+            # What the import has set would be set in a fresh process too.
+            for name, value in self._changes.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
+            code = run.main(job)
         except BaseException:
             traceback.print_exc()
         finally:
             run.leave(code)
 
     def _hear(self, pid: int) -> None:
-        """A signal for the cell, one byte each; or the end of its client, which is the end of the cell."""
+        """A signal for the child, one byte each; or the end of its client, which is its own end."""
+        child = self._children[pid]
         try:
-            signals = self._cells[pid].recv(64)
+            signals = child.client.recv(64)
         except OSError:
             signals = b""
-        for signum in signals or [signal.SIGKILL]:
+        for signum in signals or [child.abandon]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signum)
         if not signals:
             with contextlib.suppress(KeyError):
-                self._selector.unregister(self._cells[pid])
+                self._selector.unregister(child.client)
 
     def _reap(self) -> None:
-        while self._cells:
+        while self._children:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
@@ -183,21 +258,40 @@ class Host:
             if pid == 0:
                 return
             # What the cell has started must not outlive it.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
-            connection = self._cells.pop(pid, None)
-            if connection is not None:
+            _kill_group(pid)
+            child = self._children.pop(pid, None)
+            orphans.kill_strays(spared=self._children)
+            if child is not None:
                 with contextlib.suppress(KeyError):
-                    self._selector.unregister(connection)
-                with contextlib.suppress(OSError):
-                    _send(connection, {"status": os.waitstatus_to_exitcode(status)})
-                connection.close()
+                    self._selector.unregister(child.client)
+                _send(child.client, {"status": os.waitstatus_to_exitcode(status)})
+                child.client.close()
 
 
-def _close(request: Request) -> None:
-    """Drop this process's copies: a lease is free when the last of them is closed."""
-    for descriptor in request.descriptors:
-        os.close(descriptor)
+def _shed(parent: int, streams: tuple[int, ...], kept: tuple[int, ...]) -> None:
+    """Lead a session, die with ``parent``, and hold no descriptors but ``streams`` (as 0, 1 and 2) and ``kept``."""
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    run.die_with(parent)
+    for target, source in enumerate(streams):
+        os.dup2(source, target)
+    for descriptor in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        if descriptor not in {0, 1, 2, *kept}:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
+def _take_on(surroundings: Surroundings) -> None:
+    os.environ.clear()
+    os.environ.update(surroundings.environment)
+    os.chdir(surroundings.folder)
+    os.umask(surroundings.umask)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _send(connection: socket.socket, answer: dict[str, Any]) -> None:
@@ -205,7 +299,8 @@ def _send(connection: socket.socket, answer: dict[str, Any]) -> None:
         connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
-def _receive(connection: socket.socket) -> Request:
+def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """A request: its content, of which the first field is the driver's pid, and the descriptors that came with it."""
     descriptors = array.array("i")
     head, ancillary, *_ = connection.recvmsg(4, socket.CMSG_SPACE(16 * descriptors.itemsize))
     for level, kind, data in ancillary:
@@ -220,8 +315,9 @@ def _receive(connection: socket.socket) -> Request:
         if not part:
             raise ValueError("the request ended early")
         content += part
-    data = json.loads(content)
-    return Request(**{**data, "job": Job(**data["job"])}, descriptors=list(descriptors))
+    if not content[: content.find(b"\0")].isdigit():
+        raise ValueError("the request names no driver")
+    return content, list(descriptors)
 
 
 def _stamp(path: str) -> tuple[int, int]:
@@ -237,26 +333,38 @@ def _own_sources(root: Path) -> dict[str, tuple[int, int]]:
     return {file: _stamp(file) for file in imported_files(root)}
 
 
-def _main(socket_path: str, root: str, task: str, ready: int) -> int:
-    def answer(text: str) -> None:
-        os.write(ready, text.encode())
-        os.close(ready)
+def _main(request: dict[str, Any]) -> int:
+    lock = request["lock"]
+    os.set_inheritable(lock, False)
 
-    try:
-        module, _ = import_task(json.loads(task), Path(root))
-        if "pytorch_lightning" in sys.modules:
-            import sweepack.lightning  # noqa: F401
-    except BaseException as error:
-        answer(f"refused the import of the task raised {type(error).__name__}")
+    def answer(text: str) -> None:
+        with contextlib.suppress(OSError):  # nobody may be waiting for it
+            os.write(request["answer"], text.encode())
+        os.close(request["answer"])
+        os.close(lock)
+
+    root, path = Path(request["root"]), Path(request["socket"])
+    before = dict(os.environ)
+    signal.alarm(IMPORT_SECONDS)
+    found = try_import(request["task"], root)
+    signal.alarm(0)
+    if found["error"]:
+        answer(f"failed {json.dumps(found)}")
         return 1
+    if request["stamp"]:
+        remember_import(Path(request["stamp"]), found)
+    if "pytorch_lightning" in sys.modules:
+        import sweepack.lightning  # noqa: F401
+    module, _ = import_task(request["task"], root)
     reason = unsafe(module)
     if reason is not None:
+        write_atomic(refusal_file(path), reason)
         answer(f"unsafe {reason}")
         return 1
+    provenance.machine()
     gc.collect()
     gc.freeze()
     listener = socket.socket(socket.AF_UNIX)
-    path = Path(socket_path)
     fresh = path.with_suffix(".new")
     fresh.unlink(missing_ok=True)
     with socket_address(fresh) as address:
@@ -267,7 +375,8 @@ def _main(socket_path: str, root: str, task: str, ready: int) -> int:
     fresh.replace(path)
     identity = path.stat().st_ino
     answer("ready")
-    Host(listener, _own_sources(Path(root))).serve()
+    changes = {n: os.environ.get(n) for n in before.keys() | os.environ.keys() if os.environ.get(n) != before.get(n)}
+    Host(listener, path, _own_sources(root), changes, request["driver"]).serve()
     with contextlib.suppress(OSError):
         if path.stat().st_ino == identity:
             path.unlink()
@@ -275,4 +384,4 @@ def _main(socket_path: str, root: str, task: str, ready: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])))
+    sys.exit(_main(json.loads(sys.argv[1])))

@@ -1,0 +1,98 @@
+"""Ask a warm host to start a cell, in little more than the time that a bare interpreter takes to come up.
+
+This is what Snakemake runs for each cell, under `python -I -S`. It imports nothing but what is built in or there
+anyway: `socket`, `signal` and `json` alone would cost more than all it does. The host does what is to be done
+(`launch`), in a process of its own that has imported everything; here signals are passed on and the end is waited for.
+"""
+
+import _signal
+import _socket
+import os
+import sys
+
+LAUNCH = b"!"
+HOST_DIED = -256
+_SIGNALS = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP)
+
+
+def ask(path: str, arguments: list[str]) -> int | None:
+    """Let the host whose socket is at ``path`` run ``launch`` with ``arguments``; its exit status, a signal negative.
+
+    None: no host is there that would, and nothing was started. ``HOST_DIED``: it has died, and what it ran with it.
+    """
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    early: list[int] = []
+    started = False
+
+    def forward(signum: int, _: object) -> None:
+        if started:
+            _send_signal(connection, signum)
+        else:
+            early.append(signum)
+
+    before = [_signal.signal(signum, forward) for signum in _SIGNALS]
+    try:
+        _connect(connection, path)
+        connection.sendall(LAUNCH)
+        connection.settimeout(30)
+        if connection.recv(1) == b"!":
+            _send_request(connection, arguments)
+            connection.settimeout(None)
+            started = bool(_line(connection))
+    except OSError:
+        pass
+    if not started:
+        for signum, handler in zip(_SIGNALS, before):
+            _signal.signal(signum, handler)
+        for signum in early:
+            os.kill(os.getpid(), signum)
+        return None
+    for signum in early:
+        _send_signal(connection, signum)
+    end = _line(connection)
+    return int(end[end.index(b":") + 1 : -2]) if end else HOST_DIED
+
+
+def _connect(connection: _socket.socket, path: str) -> None:
+    """Connect by way of the folder's descriptor: an address has room for 107 bytes, which a path may exceed."""
+    folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        connection.connect(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
+    finally:
+        os.close(folder)
+    credentials = connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
+    if int.from_bytes(credentials[4:8], sys.byteorder) != os.getuid():
+        raise PermissionError("the host belongs to another user")
+
+
+def _send_request(connection: _socket.socket, arguments: list[str]) -> None:
+    umask = os.umask(0o022)
+    os.umask(umask)
+    own = [str(os.getppid()), str(umask), os.getcwd(), str(len(arguments)), *arguments]
+    variables = [name + b"=" + value for name, value in os.environb.items()]
+    content = b"\0".join([*map(os.fsencode, own), *variables])
+    rights = b"".join(descriptor.to_bytes(4, sys.byteorder) for descriptor in (1, 2))
+    ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)]
+    connection.sendmsg([len(content).to_bytes(4, "big")], ancillary)
+    connection.sendall(content)
+
+
+def _send_signal(connection: _socket.socket, signum: int) -> None:
+    try:
+        connection.sendall(bytes([signum]))
+    except OSError:
+        pass
+
+
+def _line(connection: _socket.socket) -> bytes:
+    """What the host says next; nothing when it is gone."""
+    line = b""
+    while not line.endswith(b"\n"):
+        try:
+            part = connection.recv(64)
+        except OSError:
+            part = b""
+        if not part:
+            return b""
+        line += part
+    return line

@@ -1,0 +1,137 @@
+"""What every launcher does with a cell: read how it is to be started, settle whether it must run, run it on its lease.
+
+Standard library only: a finished cell is handed over in milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sweepack.devices import Device
+from sweepack.environment import cell_environment
+from sweepack.errors import UserError
+from sweepack.files import try_lock
+from sweepack.job import Job, Launch
+from sweepack.leases import Lease
+from sweepack.manifest import cell_files
+from sweepack.records import Assessment, CellFiles, State, archive_attempt, assess, hand_over
+from sweepack.supervise import Relay, run_cell, settle
+
+
+@dataclass(frozen=True)
+class Startable:
+    """A cell as ``cell.json`` has it."""
+
+    id: str
+    slug: str
+    files: CellFiles
+    launch: Launch
+    task: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        """The name under which it leases its share."""
+        return str(self.files.directory.absolute())
+
+    def reach(self, pool: Sequence[Device]) -> list[Device]:
+        """The devices that it may use."""
+        pool = pool[: self.launch.devices or None]
+        return [pool[self.launch.index % len(pool)]] if self.launch.round_robin else list(pool)
+
+
+def read_cell(sweep: Path, cell: str) -> Startable:
+    """The cell of the sweep in the folder ``sweep``; raises UserError when there is none, or it cannot be read."""
+    files = cell_files(sweep, cell)
+    try:
+        meaning = json.loads(files.meaning.read_bytes())
+        return Startable(cell, meaning["slug"], files, Launch(**meaning["launch"]), meaning["task"])
+    except FileNotFoundError:
+        raise UserError("--cell", cell, f"a cell of {sweep}", "run `snakemake` once, or see its cells.tsv") from None
+    except (ValueError, KeyError, TypeError):
+        raise UserError(
+            str(files.meaning), "unreadable", "the file that a run writes when it starts", "run `snakemake` again"
+        ) from None
+
+
+def write_holder(lock: int, cell: int | None = None) -> None:
+    """Say in a cell's lock file that this process holds it, and which is the ``cell``'s own process."""
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, json.dumps({"pid": os.getpid(), "host": os.uname().nodename, "cell": cell}).encode(), 0)
+
+
+def lock_holder(files: CellFiles) -> str:
+    """Who holds the cell's lock, for people."""
+    try:
+        holder = json.loads(files.lock.read_bytes())
+        return f"pid {holder['pid']} on {holder['host']}"
+    except (OSError, ValueError, KeyError):
+        return "holder unknown"
+
+
+def must_run(cell: Startable) -> bool:
+    """Whether the cell, whose lock the caller holds, is still to run; if it has finished, hand its result over."""
+    found = assess(cell.files.directory, cell.id)
+    refused = found.state is State.FINISHED and cell.launch.rejected > found.rejected
+    if found.state is State.FINISHED and not refused:
+        hand_over(cell.files)
+        return False
+    if found.trouble or refused:
+        _start_over(cell, found)
+    return True
+
+
+def _start_over(cell: Startable, found: Assessment) -> None:
+    """Take away what must not be continued from: the state behind a result that turned out to be broken."""
+    archive = archive_attempt(cell.files)
+    reason = found.trouble or "its result.json is broken"
+    print(f"cell {cell.id} runs again: {reason}; kept in {archive}", file=sys.stderr)
+
+
+def run_leased(
+    cell: Startable, device: Device, lease: Lease, lock: int, relay: Relay, *, accept: bool, terminal: int
+) -> int:
+    """Run the cell in a process of its own, in its own environment, with its own log; its exit status.
+
+    ``accept``: a failure of the task is a result too. ``terminal`` is the descriptor that its end is reported to.
+    """
+    job = Job(
+        directory=cell.label,  # a task may change its folder
+        device=device.label,
+        kind=device.kind,
+        checked=device.model is not None,
+        share=cell.launch.share,
+        threads=cell.launch.threads,
+        rejected=cell.launch.rejected,
+        accept=accept,
+        kept_open=(lease.fd, lock),
+        terminal=terminal,
+    )
+    log = os.open(cell.files.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    try:
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        os.write(log, f"--- {stamp} on {os.uname().nodename}, {device.label}\n".encode())
+        environment = cell_environment(os.environ, visible=device.entry, threads=cell.launch.threads)
+        warm = cell.launch.start == "auto" and not cell.task["argv"]
+        return run_cell(job, environment, log, cell.task, warm, relay)
+    finally:
+        os.close(log)
+
+
+def write_down_kill(cell: Startable) -> int:
+    """Write down that the cell was killed with all that watched it; the exit status of a cell that was."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        # Its process has gone with its parent, but not what it had started.
+        os.killpg(json.loads(cell.files.lock.read_bytes())["cell"], signal.SIGKILL)
+    if (lock := try_lock(cell.files.lock)) is not None:
+        log = os.open(cell.files.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        settle(Job(cell.label, "", "", False, 0, 0, 0, False, (lock,), terminal=2), -signal.SIGKILL, log)
+    return 128 + signal.SIGKILL
