@@ -3,6 +3,7 @@
 The configuration is read and checked by the package, not by Snakemake, whose own reading bends values.
 """
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -42,6 +43,14 @@ try:
 except UserError as error:
     print(error, file=sys.stderr)
     sys.exit(1)
+
+
+if workflow.local_exec:
+    # The limit on job starts per second, which no local run needs, wakes the scheduler once a second for every job that
+    # was ever started: with many ready cells that grows with their square, and it keeps Snakemake from ending.
+    workflow.scheduling_settings.max_jobs_per_timespan = None
+# What is there by now stays: the garbage collector need not look through it while the jobs are made.
+gc.freeze()
 
 
 include: "workflow/rules/common.smk"

@@ -29,6 +29,7 @@ from sweepack import launch, orphans, provenance, run, supervise
 from sweepack.ask import LAUNCH
 from sweepack.files import write_atomic
 from sweepack.hosts import CELL, host_socket, refusal_file
+from sweepack.hugepages import collapse
 from sweepack.importing import import_task, imported_files, remember_import, try_import
 from sweepack.job import STOP_SIGNALS, Job
 from sweepack.sockets import require_same_user, socket_address
@@ -38,6 +39,8 @@ IDLE_SECONDS = 60.0
 # An import that hangs must not stay for ever; those who wait for the host give up earlier.
 IMPORT_SECONDS = 600
 _TICK_SECONDS = 1.0
+# After so many cells more will come, and it pays to make forking cheaper.
+BUSY = 16
 # Tells a launching child that its client is gone: it ends its cell, and then itself.
 ABANDON = signal.SIGUSR1
 
@@ -94,6 +97,7 @@ class Host:
         self._children: dict[int, Child] = {}
         self._drivers = {driver}
         self._selector = selectors.DefaultSelector()
+        self._forks = 0
         self._last = time.monotonic()
 
     def serve(self) -> None:
@@ -153,6 +157,9 @@ class Host:
         _send(connection, {"pid": pid})
         # The first field in either kind of request.
         self._drivers.add(int(content[: content.index(b"\0")]))
+        self._forks += 1
+        if self._forks == BUSY:
+            collapse()
         self._children[pid] = Child(connection, signal.SIGKILL if purpose == CELL else ABANDON)
         self._selector.register(connection, selectors.EVENT_READ, pid)
 
@@ -362,6 +369,7 @@ def _main(request: dict[str, Any]) -> int:
         answer(f"unsafe {reason}")
         return 1
     provenance.machine()
+    run.spare_libraries()
     gc.collect()
     gc.freeze()
     listener = socket.socket(socket.AF_UNIX)
