@@ -45,10 +45,6 @@ except UserError as error:
     sys.exit(1)
 
 
-if workflow.local_exec:
-    # The limit on job starts per second, which no local run needs, wakes the scheduler once a second for every job that
-    # was ever started: with many ready cells that grows with their square, and it keeps Snakemake from ending.
-    workflow.scheduling_settings.max_jobs_per_timespan = None
 # What is there by now stays: the garbage collector need not look through it while the jobs are made.
 gc.freeze()
 
@@ -59,6 +55,10 @@ include: "workflow/rules/results.smk"
 
 
 onstart:
+    if workflow.local_exec:
+        # The limit on job starts per second, which no local run needs, wakes the scheduler once a second for every job
+        # that was ever started: among many ready cells that grows with their square, and it keeps Snakemake from ending.
+        workflow.scheduler.job_rate_limiter = None
     preheat(PLAN, ROOT, os.environ)
     write_listing(PLAN, ROOT)
 
