@@ -51,6 +51,8 @@ docs: venv
 bench: venv
 	-PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/run.py
 	-PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/plan.py
+	-$(BIN)/python benchmarks/leases.py
+	-$(BIN)/python benchmarks/packing.py --into latest
 	$(BIN)/python benchmarks/report.py
 
 clean:

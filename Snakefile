@@ -34,7 +34,7 @@ try:
     if workflow.is_main_process:
         POOL = check_pool(PLAN, os.environ)
         dry = {"-n", "--dry-run", "--dryrun"} & set(sys.argv)
-        check_task(PLAN, ROOT, os.environ, running=not dry)
+        check_task(PLAN, ROOT, POOL, os.environ, running=not dry)
         # A dry run that is not told has one core.
         cores = workflow.resource_settings.cores
         print(
@@ -59,8 +59,9 @@ onstart:
         # The limit on job starts per second, which no local run needs, wakes the scheduler once a second for every job
         # that was ever started: among many ready cells that grows with their square, and it keeps Snakemake from ending.
         workflow.scheduler.job_rate_limiter = None
-    preheat(PLAN, ROOT, os.environ)
+    preheat(PLAN, ROOT, POOL, os.environ)
     write_listing(PLAN, ROOT)
+    remove_old_markers()
 
 
 onerror:
@@ -73,4 +74,4 @@ rule all:
     input:
         WANTED,
         rules.table.output,
-        rules.report.output,
+        rules.report.output if PLAN.config.report else [],

@@ -12,7 +12,6 @@ import argparse
 import heapq
 import itertools
 import json
-import platform
 import random
 import statistics
 from collections import defaultdict
@@ -21,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from report import newest
 from sweepack.admission import Ask, Queue
 from sweepack.files import write_atomic
 from sweepack.forecast import rehearsed
@@ -268,18 +268,24 @@ def measure(counts: Sequence[int], seeds: int, policies: Sequence[str] = tuple(P
     return records
 
 
+def ratios(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, list[float]]]:
+    """The makespans over their bounds, by mix and policy."""
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for record in records:
+        found[str(record["mix"])][str(record["policy"])].append(round(record["minutes"] / record["bound"], 4))
+    return found
+
+
 def table(records: Sequence[dict[str, Any]]) -> str:
     """Mean and worst ratio to the bound, a line for each mix, a column for each policy."""
-    ratios: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for record in records:
-        ratios[str(record["mix"])][str(record["policy"])].append(record["minutes"] / record["bound"])
-    policies = list(next(iter(ratios.values())))
+    by_mix = ratios(records)
+    policies = list(next(iter(by_mix.values())))
     lines = [f"{'mean / worst over the bound':32}" + "".join(f"{name:>20}" for name in policies)]
-    for mix, found in ratios.items():
+    for mix, found in by_mix.items():
         cells = (f"{statistics.mean(found[name]):.3f} / {max(found[name]):.3f}" for name in policies)
         lines.append(f"{mix:32}" + "".join(f"{cell:>20}" for cell in cells))
-    means = {name: statistics.mean(statistics.mean(found[name]) for found in ratios.values()) for name in policies}
-    worst = {name: max(max(found[name]) for found in ratios.values()) for name in policies}
+    means = {name: statistics.mean(statistics.mean(found[name]) for found in by_mix.values()) for name in policies}
+    worst = {name: max(max(found[name]) for found in by_mix.values()) for name in policies}
     return "\n".join(
         [*lines, f"{'all mixes':32}" + "".join(f"{f'{means[n]:.3f} / {worst[n]:.3f}':>20}" for n in policies)]
     )
@@ -289,13 +295,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 2, 4, 8], help="counts of devices")
     parser.add_argument("--seeds", type=int, default=1, help="how many random mixes of each kind")
-    parser.add_argument("--out", type=Path, help="where to write the raw numbers, as JSON")
+    parser.add_argument("--into", type=Path, help="a raw file that run.py wrote, to add to (`latest`: the newest)")
     options = parser.parse_args()
     records = measure(options.devices, options.seeds)
     print(table(records))
-    if options.out:
-        about = {"python": platform.python_version(), "devices": options.devices, "seeds": options.seeds}
-        write_atomic(options.out, json.dumps({"about": about, "records": records}, indent=1) + "\n")
+    if options.into:
+        target = newest() if options.into == Path("latest") else options.into
+        raw = json.loads(target.read_text())
+        raw["packing"] = {"devices": options.devices, "seeds": options.seeds, "ratios": ratios(records)}
+        write_atomic(target, json.dumps(raw, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,12 +7,13 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jinja2
 import matplotlib
 from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
-from summary import Raw, rows, targets, troubles, workloads
+from summary import Raw, packing, rows, targets, troubles, workloads
 from sweepack.files import write_atomic
 from venvs import HERE, ROOT
 
@@ -25,7 +26,17 @@ def page(raw: Raw, source: str) -> str:
     loader = jinja2.FileSystemLoader(HERE)
     template = jinja2.Environment(loader=loader, keep_trailing_newline=True).get_template("page.md.jinja")
     tables = [((kind, cells), rows(raw, kind, cells)) for kind, cells in workloads(raw)]
-    return template.render(raw=raw, source=source, tables=tables, targets=targets(raw), troubles=list(troubles(raw)))
+    return template.render(
+        raw=raw,
+        source=source,
+        tables=tables,
+        packing=shown_packing(raw),
+        leases=", ".join(
+            f"{entry['median']:.2f} ms beside {entry['holders']} others" for entry in raw.get("leases", [])
+        ),
+        targets=targets(raw),
+        troubles=list(troubles(raw)),
+    )
 
 
 def figure(raw: Raw, path: Path) -> None:
@@ -71,6 +82,13 @@ def figure(raw: Raw, path: Path) -> None:
     plot.legend(handles=points, loc="outside upper right", ncols=3, frameon=False, fontsize=9)
     plot.savefig(path, metadata={"Date": None})
     plt.close(plot)
+
+
+def shown_packing(raw: Raw) -> dict[str, Any]:
+    """The table of the makespans, as text."""
+    found = packing(raw)
+    rows = [(mix, [f"{mean:.2f} / {worst:.2f}" for mean, worst in cells]) for mix, cells in found.get("rows", [])]
+    return {"policies": found.get("policies", []), "rows": rows}
 
 
 def newest() -> Path:

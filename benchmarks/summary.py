@@ -119,7 +119,7 @@ def targets(raw: Raw) -> list[Target]:
         for mode, words in (("sweepack_packs", "in packs"), ("sweepack", "a job a cell")):
             value = _over_reused(raw, kind, cells, mode)
             found.append(Target(f"{cells} {kind} cells, {words}: wall over {peers}", "≤", limit, value))
-    return found + plan_targets(raw.get("plan", []))
+    return found + plan_targets(raw.get("plan", [])) + packing_targets(raw)
 
 
 def plan_targets(entries: list[dict[str, Any]]) -> list[Target]:
@@ -134,6 +134,38 @@ def plan_targets(entries: list[dict[str, Any]]) -> list[Target]:
         Target("`snakemake -n`, 10,000 cells, a job a cell: wall over bare rules", "≤", 1.2, over("jobs", 10_000)),
         Target("`snakemake -n`, 100,000 cells in packs: wall over bare rules", "≤", 0.125, over("packs", 100_000)),
     ]
+
+
+def packing_targets(raw: Raw) -> list[Target]:
+    """The targets for leases and for the quality of packing."""
+    leases = [entry["median"] for entry in raw.get("leases", [])]
+    table = packing(raw)
+    means = worst = None
+    if table and "sweepack" in table["policies"]:
+        column = table["policies"].index("sweepack")
+        means, worst = table["rows"][-1][1][column]
+    return [
+        Target("a lease, beside up to 128 others", "≤", 5, max(leases, default=None), " ms"),
+        Target("makespan over the lower bound, run times known: mean of all mixes", "≤", 1.05, means),
+        Target("makespan over the lower bound, run times known: worst", "≤", 1.25, worst),
+    ]
+
+
+def packing(raw: Raw) -> dict[str, Any]:
+    """Policies, and for each mix, and then for all of them, mean and worst ratio under each; empty if not measured."""
+    by_mix: dict[str, dict[str, list[float]]] = raw.get("packing", {}).get("ratios", {})
+    if not by_mix:
+        return {}
+    policies = list(next(iter(by_mix.values())))
+    rows = [
+        (mix, [(statistics.mean(found[policy]), max(found[policy])) for policy in policies])
+        for mix, found in by_mix.items()
+    ]
+    overall = [
+        (statistics.mean(cells[column][0] for _, cells in rows), max(cells[column][1] for _, cells in rows))
+        for column in range(len(policies))
+    ]
+    return {"policies": policies, "rows": [*rows, ("**all mixes**", overall)]}
 
 
 def _find(raw: Raw, kind: str, cells: int, runner: str) -> Row | None:

@@ -17,8 +17,6 @@ def main() -> int:
     parser.add_argument("--sweep-dir", type=Path, required=True, help="the sweep's folder, results/<sweep>")
     parser.add_argument("--partial", action="store_true", help="allow for cells that have not ended yet")
     arguments = parser.parse_args()
-    for marker in arguments.sweep_dir.glob("outdated-*"):
-        marker.unlink(missing_ok=True)
     write_tables(Manifest.read(arguments.sweep_dir), arguments.sweep_dir, partial=arguments.partial)
     return 0
 

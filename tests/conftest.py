@@ -33,8 +33,8 @@ class Sandbox:
         return path
 
     def config(self, **config: Any) -> None:
-        """Write config/config.yaml; JSON is YAML."""
-        self.write("config/config.yaml", json.dumps(config))
+        """Write config/config.yaml; JSON is YAML. Without the report, unless asked for: it takes long to draw."""
+        self.write("config/config.yaml", json.dumps({"report": False, **config}))
 
     def start(self, *arguments: str, profile: str | None = "local", **environment: str) -> subprocess.Popen[str]:
         """Start `snakemake`; `profile` is None for a bare call."""

@@ -13,7 +13,7 @@ TASK = "def train(cell, *, lr: float, width: int = 64, name: str = 'a'):\n    re
 
 def config(**sweep):
     base = {"name": "test", "task": "task.py:train", "axes": {"lr": [0.1, 0.2], "width": [32, 64]}}
-    return {"sweep": {**base, **sweep}, "resources": [{"gpu": 0.25}]}
+    return {"sweep": {**base, **sweep}, "resources": [{"gpu": 0.25}], "report": True}
 
 
 @pytest.fixture(scope="module")

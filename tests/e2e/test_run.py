@@ -23,7 +23,7 @@ def simple(sandbox, **more):
 
 
 def test_a_sweep_gives_one_table_and_a_second_call_does_nothing(sandbox):
-    simple(sandbox, objective={"metric": "score", "mode": "max"})
+    simple(sandbox, objective={"metric": "score", "mode": "max"}, report=True)
     output = sandbox.snakemake()
     assert "4 = 2 x × 2 seed" in output and "0 finished, 4 to run" in output
     table = pd.read_parquet(sandbox.root / "results/test/table.parquet")

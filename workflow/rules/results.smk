@@ -32,6 +32,13 @@ def outdated():
 WANTED = results_to_make() or outdated()
 
 
+def remove_old_markers():
+    """Those of earlier runs: should the same contents come back, they must be made again to count."""
+    for path in (ROOT / PLAN.directory).glob("outdated-*"):
+        if f"{RESULTS}/{path.name}" not in WANTED:
+            path.unlink(missing_ok=True)
+
+
 rule outdate:
     """Make Snakemake write a table that does not show what the cells have left."""
     output:

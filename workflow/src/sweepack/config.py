@@ -213,6 +213,9 @@ class Config(Model):
         ge=1,
         description="Use this many of the visible devices, the first ones. It is an error if there are fewer.",
     )
+    report: bool = Field(
+        default=True, description="Write `report.html` beside the table. Drawing it takes a few seconds."
+    )
     results: str = Field(default="results", pattern=r"^[^{}\n\x00]+$", description="Folder of all results.")
     confirm_above: int = Field(
         default=10_000, ge=1, description="Refuse sweeps of more cells than this, in case an axis got out of hand."
