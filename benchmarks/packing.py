@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from report import newest
 from sweepack.admission import Ask, Queue
 from sweepack.files import write_atomic
 from sweepack.forecast import rehearsed
@@ -300,7 +299,8 @@ def main() -> None:
     records = measure(options.devices, options.seeds)
     print(table(records))
     if options.into:
-        target = newest() if options.into == Path("latest") else options.into
+        latest = max((Path(__file__).parent / "raw").glob("*.json"), default=options.into)
+        target = latest if options.into == Path("latest") else options.into
         raw = json.loads(target.read_text())
         raw["packing"] = {"devices": options.devices, "seeds": options.seeds, "ratios": ratios(records)}
         write_atomic(target, json.dumps(raw, indent=1) + "\n")

@@ -53,7 +53,7 @@ def train(cell, *, x: int):
         "precision": str(torch.get_default_dtype()),
         "leads": [os.getpgid(0) == os.getpid(), os.getsid(0) == os.getpid()],
         "mask": os.umask(0o77),
-        "opened": sorted(opened()),
+        "opened": sorted(set(opened())),
         "streams": [str((s.fileno(), s.encoding, s.errors, s.write_through)) for s in (sys.stdout, sys.stderr)],
         "limits": [list(resource.getrlimit(which)) for which in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)],
         "priority": [os.nice(0), sorted(os.sched_getaffinity(0))],
