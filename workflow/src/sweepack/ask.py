@@ -38,7 +38,7 @@ def ask(path: str, arguments: list[str]) -> int | None:
         if connection.recv(1) == b"!":
             _send_request(connection, arguments)
             connection.settimeout(None)
-            started = bool(_line(connection))
+            started = bool(read_line(connection))
     except OSError:
         pass
     if not started:
@@ -49,7 +49,7 @@ def ask(path: str, arguments: list[str]) -> int | None:
         return None
     for signum in early:
         _send_signal(connection, signum)
-    end = _line(connection)
+    end = read_line(connection)
     return int(end[end.index(b":") + 1 : -2]) if end else HOST_DIED
 
 
@@ -70,8 +70,12 @@ def _send_request(connection: _socket.socket, arguments: list[str]) -> None:
     os.umask(umask)
     own = [str(os.getppid()), str(umask), os.getcwd(), str(len(arguments)), *arguments]
     variables = [name + b"=" + value for name, value in os.environb.items()]
-    content = b"\0".join([*map(os.fsencode, own), *variables])
-    rights = b"".join(descriptor.to_bytes(4, sys.byteorder) for descriptor in (1, 2))
+    send_request(connection, b"\0".join([*map(os.fsencode, own), *variables]), (1, 2))
+
+
+def send_request(connection: _socket.socket, content: bytes, descriptors: tuple[int, ...]) -> None:
+    """Send ``content`` and ``descriptors`` as a host receives them; raises OSError."""
+    rights = b"".join(descriptor.to_bytes(4, sys.byteorder) for descriptor in descriptors)
     ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)]
     connection.sendmsg([len(content).to_bytes(4, "big")], ancillary)
     connection.sendall(content)
@@ -84,12 +88,12 @@ def _send_signal(connection: _socket.socket, signum: int) -> None:
         pass
 
 
-def _line(connection: _socket.socket) -> bytes:
-    """What the host says next; nothing when it is gone."""
+def read_line(connection: _socket.socket) -> bytes:
+    """What the host says next, nothing when it is gone. Byte by byte: what follows belongs to the next answer."""
     line = b""
     while not line.endswith(b"\n"):
         try:
-            part = connection.recv(64)
+            part = connection.recv(1)
         except OSError:
             part = b""
         if not part:

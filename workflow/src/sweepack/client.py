@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import array
 import contextlib
 import json
 import os
 import signal
 import socket
-import struct
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from sweepack.ask import read_line, send_request
 from sweepack.hosts import CELL, host_socket, log_file, reach, refusal_file, start_host
 from sweepack.job import Job
 
@@ -84,26 +83,13 @@ def _ask(connection: socket.socket, job: Job, environment: Mapping[str, str], lo
     surroundings = {"environment": dict(environment), "folder": str(Path.cwd()), "umask": umask}
     request = json.dumps({"job": job.__dict__, "surroundings": surroundings})
     content = f"{os.getppid()}\0{request}".encode()
-    descriptors = array.array("i", [log, job.terminal, *job.kept_open])
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors.tobytes())]
     try:
-        connection.sendmsg([struct.pack("!I", len(content))], rights)
-        connection.sendall(content)
+        send_request(connection, content, (log, job.terminal, *job.kept_open))
         return _read_answer(connection)
     except OSError:
         return {}
 
 
 def _read_answer(connection: socket.socket) -> dict[str, Any]:
-    """One line of JSON, read byte by byte: what follows belongs to the next answer."""
-    line = b""
-    while not line.endswith(b"\n"):
-        try:
-            part = connection.recv(1)
-        except OSError:
-            part = b""
-        if not part:
-            return {}
-        line += part
-    answer: dict[str, Any] = json.loads(line)
-    return answer
+    line = read_line(connection)
+    return json.loads(line) if line else {}
