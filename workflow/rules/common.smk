@@ -4,7 +4,6 @@ import shlex
 
 RESULTS = str(PLAN.directory)
 SCRIPTS = str(Path(workflow.basedir) / "scripts")
-CELL_IDS = [cell.id for cell in PLAN.cells]
 CELLS = {cell.id: cell for cell in PLAN.cells}
 RESULT = f"{RESULTS}/cells/{{cell}}/result.json"
 

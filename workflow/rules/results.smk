@@ -16,7 +16,7 @@ OUTDATED = f"{RESULTS}/outdated-{{contents}}"
 
 def write_partial_results():
     """The table of what there is, after a run that failed."""
-    command = [sys.executable, f"{workflow.basedir}/scripts/table.py"]
+    command = [sys.executable, f"{SCRIPTS}/table.py"]
     subprocess.run([*command, "--sweep-dir", RESULTS, "--partial"], check=False)
 
 

@@ -7,6 +7,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from sweepack.config import Config
@@ -42,12 +43,12 @@ class Plan:
     def cells(self) -> list[Cell]:
         return self.expansion.cells
 
-    @property
+    @cached_property
     def pending(self) -> list[Cell]:
         """The cells that will run."""
         return [cell for cell in self.cells if self.states[cell.id].state is not State.FINISHED]
 
-    @property
+    @cached_property
     def without_result(self) -> list[Cell]:
         """The cells that a job is to bring their result: those that will run, and finished ones that lack the file."""
         return [cell for cell in self.cells if not self.states[cell.id].handed_over]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sweepack.devices import Device
 from sweepack.environment import cell_environment
-from sweepack.hosts import Starting, answers, host_socket, start_host
+from sweepack.hosts import Starting, host_socket, start_host
 from sweepack.importing import check_import, import_stamp, is_remembered, require_imported
 from sweepack.plan import CACHE, Plan
 
@@ -23,7 +23,9 @@ def check_task(plan: Plan, root: Path, pool: Sequence[Device], environ: Mapping[
     if not plan.pending or plan.task.is_command:
         return
     stamp = import_stamp(plan.task, root / CACHE)
-    if not is_remembered(stamp) and running:
+    if is_remembered(stamp):
+        return
+    if running:
         starting = _start(plan, root, pool, environ, stamp)
         word, words = starting.wait(plan.config.import_timeout) if starting else ("", "")
         if word == "failed":
@@ -55,7 +57,7 @@ def _start(
 ) -> Starting | None:
     threads = plan.pending[0].resources.cpus
     path = cell_host(plan, root, environ, threads)
-    if path is None or answers(path):
+    if path is None:
         return None
     with contextlib.suppress(OSError):
         # A device like a cell's: a module that looks for a GPU when it is imported must not be told that there is none.
