@@ -14,6 +14,7 @@ import itertools
 import json
 import random
 import statistics
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -111,8 +112,8 @@ def _bounds(times: Sequence[float], sizes: Sequence[int], capacity: int, bins: i
             yield sum(longest[q * bins * k - k : q * bins * k + 1])
 
 
-class Policy:
-    """What runs where; ``start`` says what starts now."""
+class Policy(ABC):
+    """What runs where."""
 
     def __init__(self, cells: Sequence[Cell], devices: int, cores: int) -> None:
         self.cells = cells
@@ -120,8 +121,9 @@ class Policy:
         self.left = cores
         self.waiting = list(range(len(cells)))
 
+    @abstractmethod
     def start(self, now: float) -> list[tuple[int, str]]:
-        raise NotImplementedError
+        """Start what is to start now: the cells, each with its device."""
 
     def take(self, index: int, device: str) -> tuple[int, str]:
         self.free[device] -= self.cells[index].share

@@ -104,17 +104,13 @@ class PackLauncher:
         return "stopped" if self._relay.caught else self._driver_gone()
 
     def _ask(self, cell: Startable) -> Ask:
+        wanted = {"cores": cell.launch.threads, "mem_mb": cell.launch.mem_mb}
+        needs = {name: min(amount, self._capacity[name]) for name, amount in wanted.items()}
         reach = tuple(device.key for device in cell.reach(self._devices))
-        return Ask(cell.launch.share, self._needs(cell), reach, cell.launch.minutes, cell.launch.index)
+        return Ask(cell.launch.share, needs, reach, cell.launch.minutes, cell.launch.index)
 
     def _enqueue(self, cell: Startable) -> None:
         self._queue.add(cell.id, self._asks[cell.id])
-
-    def _needs(self, cell: Startable) -> dict[str, int]:
-        return {
-            "cores": min(cell.launch.threads, self._capacity["cores"]),
-            "mem_mb": min(cell.launch.mem_mb, self._capacity["mem_mb"]),
-        }
 
     def _start_what_fits(self) -> bool:
         """Start the cells for which there is room; whether some were settled without, so that there may be more."""
@@ -122,7 +118,7 @@ class PackLauncher:
             return False
         left = dict(self._capacity)
         for name in self._running:
-            for what, amount in self._needs(self._cells[name]).items():
+            for what, amount in self._asks[name].needs.items():
                 left[what] -= amount
         if left["cores"] < 1:
             return False
