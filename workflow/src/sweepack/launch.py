@@ -15,9 +15,8 @@ from pathlib import Path
 
 from sweepack.devices import load_nvml, visible_pool
 from sweepack.errors import tells_user_errors
-from sweepack.files import try_lock
 from sweepack.leases import LeaseAbandoned, LeasePool, LeaseTimeout, lease_directory
-from sweepack.start import Startable, lock_holder, must_run, read_cell, run_leased, write_down_kill, write_holder
+from sweepack.start import Startable, lock_holder, must_run, read_cell, run_leased, take_lock, write_down_kill
 from sweepack.supervise import Relay
 
 TEMPORARY_FAILURE = 75
@@ -86,7 +85,7 @@ def _lock(cell: Startable, timeout: float, give_up: Callable[[], str | None]) ->
     """Become the only process that runs the cell; another run's cell is waited for, since it may finish it."""
     begun = reminded = time.monotonic()
     told = False
-    while (lock := try_lock(cell.files.lock)) is None:
+    while (lock := take_lock(cell)) is None:
         if reason := give_up():
             raise LeaseAbandoned(reason)
         now = time.monotonic()
@@ -97,5 +96,4 @@ def _lock(cell: Startable, timeout: float, give_up: Callable[[], str | None]) ->
             told, reminded = True, now
             print(f"cell {cell.id} is running already ({holder}); waiting for it", file=sys.stderr)
         time.sleep(0.2 + 0.2 * random.random())
-    write_holder(lock)
     return lock

@@ -18,14 +18,14 @@ from pathlib import Path
 from sweepack.admission import Ask, Queue
 from sweepack.devices import Device, load_nvml, visible_pool
 from sweepack.errors import tells_user_errors
-from sweepack.files import is_locked, try_lock, write_atomic
+from sweepack.files import is_locked, write_atomic
 from sweepack.forecast import rehearsed
 from sweepack.job import report
 from sweepack.launch import TEMPORARY_FAILURE, watch_driver
 from sweepack.leases import Lease, LeaseAbandoned, LeasePool, LeaseTimeout, lease_directory
 from sweepack.packs import Pack, pack_file
 from sweepack.records import State, assess
-from sweepack.start import Startable, lock_holder, must_run, read_cell, run_leased, write_holder
+from sweepack.start import Startable, lock_holder, must_run, read_cell, run_leased, take_lock
 from sweepack.supervise import Relay
 
 _TELL_SECONDS = 10.0
@@ -147,9 +147,7 @@ class PackLauncher:
 
     def _lock(self, cell: Startable) -> int | None:
         """Become the only process that runs the cell. None when another run has it, which may finish it."""
-        lock = try_lock(cell.files.lock)
-        if lock is not None:
-            write_holder(lock)
+        if (lock := take_lock(cell)) is not None:
             return lock
         print(f"cell {cell.id} is running already ({lock_holder(cell.files)}); waiting for it", file=sys.stderr)
         self._elsewhere[cell.id] = time.monotonic()

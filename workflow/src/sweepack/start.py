@@ -62,6 +62,14 @@ def read_cell(sweep: Path, cell: str) -> Startable:
         ) from None
 
 
+def take_lock(cell: Startable) -> int | None:
+    """Become the only process that runs the cell; the lock's descriptor, or None while another has it."""
+    lock = try_lock(cell.files.lock)
+    if lock is not None:
+        write_holder(lock)
+    return lock
+
+
 def write_holder(lock: int, cell: int | None = None) -> None:
     """Say in a cell's lock file that this process holds it, and which is the ``cell``'s own process."""
     os.ftruncate(lock, 0)
