@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from sweepack.leases import LeasePool
-from sweepack.sockets import socket_address
+from sweepack.sockets import SocketAddress
 from test_lightning import lightning
 
 TASK = """
@@ -185,7 +185,7 @@ def test_a_client_that_vanishes_while_it_asks_harms_nobody(sandbox, eventually, 
     driver = sandbox.start("--cores", "2")
     eventually(lambda: all((sandbox.root / f"started-{x}").exists() for x in range(2)), "two cells")
     (path,) = (sandbox.root.parent / "leases/warm").glob("*.sock")
-    with socket.socket(socket.AF_UNIX) as client, socket_address(path) as address:
+    with socket.socket(socket.AF_UNIX) as client, SocketAddress(path) as address:
         client.connect(address)
         client.sendall(words)
         if words:

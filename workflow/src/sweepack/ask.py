@@ -10,6 +10,8 @@ import _socket
 import os
 import sys
 
+from sweepack.sockets import SocketAddress, require_same_user
+
 LAUNCH = b"!"
 HOST_DIED = -256
 _SIGNALS = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP)
@@ -32,7 +34,9 @@ def ask(path: str, arguments: list[str]) -> int | None:
 
     before = [_signal.signal(signum, forward) for signum in _SIGNALS]
     try:
-        _connect(connection, path)
+        with SocketAddress(path) as address:
+            connection.connect(address)
+        require_same_user(connection)
         connection.sendall(LAUNCH)
         connection.settimeout(30)
         if connection.recv(1) == b"!":
@@ -51,18 +55,6 @@ def ask(path: str, arguments: list[str]) -> int | None:
         _send_signal(connection, signum)
     end = read_line(connection)
     return int(end[end.index(b":") + 1 : -2]) if end else HOST_DIED
-
-
-def _connect(connection: _socket.socket, path: str) -> None:
-    """Connect by way of the folder's descriptor: an address has room for 107 bytes, which a path may exceed."""
-    folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        connection.connect(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
-    finally:
-        os.close(folder)
-    credentials = connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
-    if int.from_bytes(credentials[4:8], sys.byteorder) != os.getuid():
-        raise PermissionError("the host belongs to another user")
 
 
 def _send_request(connection: _socket.socket, arguments: list[str]) -> None:

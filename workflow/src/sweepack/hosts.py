@@ -21,7 +21,7 @@ from typing import Any
 from sweepack import orphans
 from sweepack.files import try_lock
 from sweepack.leases import lease_directory
-from sweepack.sockets import require_same_user, socket_address
+from sweepack.sockets import SocketAddress, require_same_user
 
 # What a client says first: that it has a cell, or that it only wants to know whether it would be served.
 CELL, PING = b"?", b"."
@@ -53,7 +53,7 @@ def reach(path: Path, purpose: bytes) -> socket.socket | None:
     """A connection to the host at ``path``, which has agreed to serve ``purpose``; None if there is none that does."""
     connection = socket.socket(socket.AF_UNIX)
     try:
-        with socket_address(path) as address:
+        with SocketAddress(path) as address:
             connection.connect(address)
         require_same_user(connection)
         connection.sendall(purpose)

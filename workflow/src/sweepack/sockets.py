@@ -1,30 +1,30 @@
-"""Unix sockets of one user: addresses that are never too long, and a check of who is at the other end."""
+"""Unix sockets of one user: addresses that are never too long, and a check of who is at the other end.
 
-from __future__ import annotations
+A bare interpreter imports this for every cell (``ask``): nothing here needs more than what is built in.
+"""
 
+import _socket
 import os
-import socket
-import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-
-_CREDENTIALS = struct.Struct("3i")
+import sys
 
 
-@contextmanager
-def socket_address(path: Path) -> Iterator[str]:
-    """An address for the socket at ``path``. An address has room for 107 bytes, which a path may exceed."""
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
-    finally:
-        os.close(folder)
+class SocketAddress:
+    """Within the block, an address for the socket at ``path``. One has room for 107 bytes, which a path may exceed."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._folder, self._name = os.path.split(path)
+
+    def __enter__(self) -> str:
+        self._descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return f"/proc/self/fd/{self._descriptor}/{self._name}"
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
 
 
-def require_same_user(connection: socket.socket) -> None:
+def require_same_user(connection: _socket.socket) -> None:
     """Raise PermissionError when the process at the other end belongs to another user."""
-    content = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, uid, _ = _CREDENTIALS.unpack(content)
-    if uid != os.getuid():
-        raise PermissionError(f"the socket's other end belongs to user {uid}, not to {os.getuid()}")
+    credentials = connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)  # pid, uid, gid
+    user = int.from_bytes(credentials[4:8], sys.byteorder)
+    if user != os.getuid():
+        raise PermissionError(f"the socket's other end belongs to user {user}, not to {os.getuid()}")

@@ -139,7 +139,7 @@ def write_down_kill(cell: Startable) -> int:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         # Its process has gone with its parent, but not what it had started.
         os.killpg(json.loads(cell.files.lock.read_bytes())["cell"], signal.SIGKILL)
-    if (lock := try_lock(cell.files.lock)) is not None:
+    if try_lock(cell.files.lock) is not None:  # held to this process's end
         log = os.open(cell.files.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        settle(Job(cell.label, "", "", False, 0, 0, 0, False, (lock,), terminal=2), -signal.SIGKILL, log)
+        settle(CellFiles(Path(cell.label)), -signal.SIGKILL, log, accept=False, terminal=2)
     return 128 + signal.SIGKILL

@@ -36,14 +36,10 @@ def run_cell(job: Job, environment: Mapping[str, str], log: int, task: dict[str,
     ``warm``: forked from a host that has imported ``task``, if one can be had; the log says so when none can.
     Signals that ``relay`` catches reach the cell.
     """
-    if warm:
-        if fork_here and (status := fork_here(job, environment, log, task, relay)) is not None:
-            return settle(job, status, log)
-        try:
-            return settle(job, run_warm(job, environment, log, task, relay.to), log)
-        except NoHost as reason:
-            os.write(log, f"started fresh: {reason}\n".encode())
-    return settle(job, _run_fresh(job, environment, log, relay), log)
+    status = _run_warm(job, environment, log, task, relay) if warm else None
+    if status is None:
+        status = _run_fresh(job, environment, log, relay)
+    return settle(CellFiles(Path(job.directory)), status, log, accept=job.accept, terminal=job.terminal)
 
 
 class Relay:
@@ -82,6 +78,17 @@ class Relay:
                 send(signum)
 
 
+def _run_warm(job: Job, environment: Mapping[str, str], log: int, task: dict[str, Any], relay: Relay) -> int | None:
+    """How a process for ``job`` ended that was forked from one that has imported ``task``; None when there is none."""
+    if fork_here and (status := fork_here(job, environment, log, task, relay)) is not None:
+        return status
+    try:
+        return run_warm(job, environment, log, task, relay.to)
+    except NoHost as reason:
+        os.write(log, f"started fresh: {reason}\n".encode())
+        return None
+
+
 def _run_fresh(job: Job, environment: Mapping[str, str], log: int, relay: Relay) -> int:
     """How a fresh process for ``job`` ended, a signal being negative.
 
@@ -106,13 +113,13 @@ def _run_fresh(job: Job, environment: Mapping[str, str], log: int, relay: Relay)
     return status
 
 
-def settle(job: Job, status: int, log: int) -> int:
+def settle(files: CellFiles, status: int, log: int, *, accept: bool, terminal: int) -> int:
     """The exit status of a cell whose process ended with ``status`` (negative: a signal), with its record put right.
 
     A process that crashed, called ``os._exit`` or was killed has written nothing. The first two are failures of the
-    task; a kill comes from outside (the kernel's, when memory runs out) and leaves the cell interrupted.
+    task; a kill comes from outside (the kernel's, when memory runs out) and leaves the cell interrupted. ``accept`` and
+    ``terminal`` are as in ``Job``.
     """
-    files = CellFiles(Path(job.directory))
     record = assess(files.directory, files.directory.name).record
     code = 128 - status if status < 0 else status
     if record is None or record.status is not State.RUNNING:
@@ -125,8 +132,8 @@ def settle(job: Job, status: int, log: int) -> int:
     state = State.INTERRUPTED if killed else State.FAILED
     record = replace(record, status=state, ended=time.time(), error=message)
     write_atomic(files.status, record.to_json())
-    accepted = job.accept and not killed
+    accepted = accept and not killed
     if accepted:
         write_atomic(files.result, record.to_json())
-    report(record, json.loads(files.meaning.read_bytes())["slug"], files, job.terminal)
+    report(record, json.loads(files.meaning.read_bytes())["slug"], files, terminal)
     return 0 if accepted else code or 1

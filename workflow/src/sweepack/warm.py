@@ -32,7 +32,7 @@ from sweepack.hosts import CELL, host_socket, refusal_file
 from sweepack.hugepages import collapse
 from sweepack.importing import import_task, imported_files, remember_import, try_import
 from sweepack.job import STOP_SIGNALS, Job
-from sweepack.sockets import require_same_user, socket_address
+from sweepack.sockets import SocketAddress, require_same_user
 from sweepack.start import write_holder
 
 IDLE_SECONDS = 60.0
@@ -375,7 +375,7 @@ def _main(request: dict[str, Any]) -> int:
     listener = socket.socket(socket.AF_UNIX)
     fresh = path.with_suffix(".new")
     fresh.unlink(missing_ok=True)
-    with socket_address(fresh) as address:
+    with SocketAddress(fresh) as address:
         listener.bind(address)
     fresh.chmod(0o600)
     listener.listen(512)
