@@ -92,6 +92,11 @@ def pool_limit(environ: Mapping[str, str] = os.environ) -> int:
         return 1000
 
 
+def main_memory() -> int:
+    """Megabytes of main memory in this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 10**6
+
+
 @dataclass(frozen=True)
 class _Slot:
     """A device, or why it cannot be used, under all its full names. ``gpu`` is the name that its GPU is counted by."""

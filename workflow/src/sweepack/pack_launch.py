@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sweepack.admission import Ask, Queue
-from sweepack.devices import Device, load_nvml, visible_pool
+from sweepack.devices import Device, load_nvml, main_memory, visible_pool
 from sweepack.errors import tells_user_errors
 from sweepack.files import is_locked, write_atomic
 from sweepack.forecast import rehearsed
@@ -64,8 +64,7 @@ class PackLauncher:
         self._sweep = sweep
         self._pack = pack
         self._accept = accept
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 10**6
-        self._capacity = {"cores": cores, "mem_mb": memory}
+        self._capacity = {"cores": cores, "mem_mb": main_memory()}
         self._driver_gone = watch_driver()
         self._relay = Relay()
         self._devices = visible_pool(os.environ, load_nvml())

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from sweepack.config import Config
-from sweepack.devices import Device, load_nvml, visible_pool
+from sweepack.devices import Device, load_nvml, main_memory, visible_pool
 from sweepack.errors import UserError, Verbatim
 from sweepack.forecast import Demand, forecast
 from sweepack.job import Launch
@@ -128,7 +128,7 @@ def _share(config: Config, cell: Cell) -> int:
 
 def check_pool(plan: Plan, environ: Mapping[str, str]) -> list[Device]:
     """The devices that the plan may use; raises UserError when this machine has less than it asks for."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 10**6
+    memory = main_memory()
     for position, entry in enumerate(plan.config.resources):
         if entry.mem is not None and entry.mem > memory:
             raise UserError(
