@@ -17,6 +17,8 @@ try:
     from sweepack.listing import write_listing
     from sweepack.plan import check_pool, describe, make_plan
     from sweepack.preheat import cell_host, check_task, preheat
+    from sweepack.slurm.start import check_jobs, clear_queue
+    from snakemake_executor_plugin_sweepack_slurm import site_request
 except ModuleNotFoundError as missing:
     sys.exit(
         f"sweepack: {missing.name} is not installed in {sys.prefix}: run `make venv`, then `. .venv/bin/activate`"
@@ -30,10 +32,16 @@ try:
         Path(workflow.basedir),
         workflow.configfiles,
         workflow.config_settings.config_args or [],
+        site_request(),
     )
-    if workflow.is_main_process:
+    dry = {"-n", "--dry-run", "--dryrun"} & set(sys.argv)
+    if PLAN.slurm and workflow.is_main_process:
+        POOL = []
+        check_task(PLAN, ROOT, POOL, os.environ, running=False)
+        check_jobs(PLAN)
+        print(describe(PLAN), file=sys.stderr)
+    elif workflow.is_main_process:
         POOL = check_pool(PLAN, os.environ)
-        dry = {"-n", "--dry-run", "--dryrun"} & set(sys.argv)
         check_task(PLAN, ROOT, POOL, os.environ, running=not dry)
         # A dry run that is not told has one core.
         cores = workflow.resource_settings.cores
@@ -54,12 +62,25 @@ include: "workflow/rules/cells.smk"
 include: "workflow/rules/results.smk"
 
 
+# On a cluster, what takes a moment stays where Snakemake runs.
+localrules:
+    all,
+    prepare,
+    refuse,
+    outdate,
+    table,
+    report,
+
+
 onstart:
     if workflow.local_exec:
         # The limit on job starts per second, which no local run needs, wakes the scheduler once a second for every job
         # that was ever started: among many ready cells that grows with their square, and it keeps Snakemake from ending.
         workflow.scheduler.job_rate_limiter = None
-    preheat(PLAN, ROOT, POOL, os.environ)
+    if PLAN.slurm:
+        clear_queue(PLAN)
+    else:
+        preheat(PLAN, ROOT, POOL, os.environ)
     write_listing(PLAN, ROOT)
     remove_old_markers()
 

@@ -23,7 +23,38 @@ ACCEPTED = " --accept-failure {resources.accept_failure}" if ACCEPT else ""
 
 
 THREADS = {cell.resources.cpus for cell in PLAN.cells}
-HOSTS = {threads: cell_host(PLAN, ROOT, os.environ, threads) for threads in THREADS}
+# On a cluster the hosts are those of its nodes.
+HOSTS = {
+    threads: None if PLAN.slurm else cell_host(PLAN, ROOT, os.environ, threads)
+    for threads in THREADS
+}
+
+
+def asked_of_slurm(name):
+    """What the executor gives sbatch for the pack or cell of that name, and what the job runs first."""
+    return {
+        "sbatch": lambda wildcards: shlex.join(PLAN.slurm.flags(wildcards[name])),
+        "setup": lambda wildcards: "\n".join(PLAN.slurm.setup(wildcards[name])),
+    }
+
+
+if PLAN.slurm:
+    CELL_RESOURCES = asked_of_slurm("cell")
+    PACK_RESOURCES = asked_of_slurm("pack")
+else:
+    CELL_RESOURCES = {
+        **MEMORY,
+        "gpu_milli": per_cell(PLAN.share),
+        "host": per_cell(lambda cell: str(HOSTS[cell.resources.cpus] or "none")),
+    }
+    PACK_RESOURCES = {}
+
+
+def pack_threads(wildcards):
+    if PLAN.slurm is None:
+        return workflow.cores
+    allocation = PLAN.slurm.allocations.get(wildcards.pack)
+    return allocation.cpus if allocation else 1
 
 
 def cell_command():
@@ -44,11 +75,10 @@ def refusal(cell):
 
 def results_to_make():
     """What the jobs of this run bring: results, and what makes Snakemake bring them; or packs of them."""
-    if PLAN.packs:
-        return [PACK.format(pack=pack.name) for pack in PLAN.packs]
-    missing = [cell.id for cell in PLAN.without_result]
-    return [RESULT.format(cell=cell) for cell in missing] + [
-        path for cell in missing for path in refusal(cell)
+    return [
+        *(PACK.format(pack=pack.name) for pack in PLAN.packs),
+        *(RESULT.format(cell=cell) for cell in PLAN.singles),
+        *(path for cell in PLAN.singles for path in refusal(cell)),
     ]
 
 
@@ -89,10 +119,8 @@ rule cell:
         RESULT,
     threads: per_cell(lambda cell: cell.resources.cpus)
     resources:
-        **MEMORY,
+        **CELL_RESOURCES,
         **ACCEPT,
-        gpu_milli=per_cell(PLAN.share),
-        host=per_cell(lambda cell: str(HOSTS[cell.resources.cpus] or "none")),
     shell:
         cell_command() + " --cell {wildcards.cell}" + ACCEPTED
 
@@ -103,8 +131,9 @@ rule pack:
         prepared(),
     output:
         PACK,
-    threads: lambda wildcards: workflow.cores
+    threads: pack_threads
     resources:
+        **PACK_RESOURCES,
         **ACCEPT,
     shell:
         script("pack.py") + " --pack {wildcards.pack} --cores {threads}" + ACCEPTED

@@ -2,64 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-import humanfriendly
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
+from sweepack.config_types import Megabytes, Minutes, Model, Share
 from sweepack.errors import UserError, Verbatim, did_you_mean
 from sweepack.leases import WHOLE
+from sweepack.slurm.config import PackSettings, Request, Slurm
 
-
-class Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-def _share(value: Any) -> int:
-    """Thousandths of a device from the fraction in the config."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError("a number above 0 and up to 1|write it unquoted: `gpu: 0.25`")
-    if not value <= 1:
-        raise ValueError(
-            "a number above 0 and up to 1|a cell gets a share of one device: `gpu: 0.25` packs four, `gpu: 1` gives "
-            "it a device of its own. Cells on several devices are not supported by this version"
-        )
-    milli = math.floor(max(value, 0) * WHOLE + 1e-6)
-    if not milli >= 1:
-        raise ValueError("a number above 0 and up to 1|the smallest share is 0.001: `gpu: 0.25` packs four cells")
-    return milli
-
-
-def _memory(value: Any) -> int:
-    """Megabytes from ``2GB``, ``500MB`` or a plain number of megabytes."""
-    try:
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-        if isinstance(value, str) and _has_unit(value):
-            size = humanfriendly.parse_size(value) / 1e6
-            if size >= 1:
-                return math.ceil(size)
-    except (humanfriendly.InvalidSize, OverflowError):
-        pass
-    raise ValueError("main memory as text with a unit, or megabytes as a number|write `mem: 2GB` or `mem: 2000`")
-
-
-def _minutes(value: Any) -> int:
-    """Minutes from ``10m``, ``2h``, ``1d`` or a plain number of minutes."""
-    try:
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-        if isinstance(value, str) and _has_unit(value):
-            seconds = humanfriendly.parse_timespan(value)
-            if seconds > 0:
-                return math.ceil(seconds / 60)
-    except (humanfriendly.InvalidTimespan, OverflowError):
-        pass
-    raise ValueError(
-        "a time as text with a unit, or minutes as a number|write `30m`, `2h`, `1d` or a number of minutes"
-    )
+M = TypeVar("M", bound=BaseModel)
 
 
 def _cells_per_job(value: Any) -> Any:
@@ -67,11 +20,6 @@ def _cells_per_job(value: Any) -> Any:
     if value == "auto" or (whole and value >= 1):
         return value
     raise ValueError("`auto` or a whole number, 1 or more|write `auto`, `1` for a job a cell, or for example `100`")
-
-
-def _has_unit(text: str) -> bool:
-    """Without one, ``"30"`` would be 30 seconds where ``30`` is 30 minutes."""
-    return text.rstrip()[-1:].isalpha()
 
 
 class Resources(Model):
@@ -83,7 +31,7 @@ class Resources(Model):
         'fit, or a comparison such as `">= 512"`. Without `match` the entry fits every cell.',
         examples=[{"model": "cnn"}],
     )
-    gpu: Annotated[int, BeforeValidator(_share)] = Field(
+    gpu: Share = Field(
         default=WHOLE,
         description="Share of one device, above 0 and up to 1. `0.25` lets four such cells run on a device at once.",
         examples=[0.25],
@@ -93,14 +41,19 @@ class Resources(Model):
         ge=1,
         description="CPU threads of the cell. They are pinned, since their number changes the last bits of results.",
     )
-    mem: Annotated[int, BeforeValidator(_memory)] | None = Field(
+    mem: Megabytes | None = Field(
         default=None, description="Main memory, `2GB` or a number of megabytes.", examples=["2GB"]
     )
-    runtime: Annotated[int, BeforeValidator(_minutes)] | None = Field(
+    runtime: Minutes | None = Field(
         default=None,
         description="Upper bound of the run time, `30m`, `2h` or a number of minutes. The longest start first, and the "
         "plan tells how long the sweep will take; on this machine nothing is stopped for exceeding it.",
         examples=["30m"],
+    )
+    slurm: Request | None = Field(
+        default=None,
+        description="On Slurm: what these cells' jobs ask for, over the `slurm` of the whole sweep.",
+        examples=[{"partition": "a100"}],
     )
 
 
@@ -216,11 +169,14 @@ class Config(Model):
     report: bool = Field(
         default=True, description="Write `report.html` beside the table. Drawing it takes a few seconds."
     )
+    slurm: Slurm = Field(
+        default=Slurm(), description="How cells run on a Slurm cluster (`snakemake --profile profiles/slurm`)."
+    )
     results: str = Field(default="results", pattern=r"^[^{}\n\x00]+$", description="Folder of all results.")
     confirm_above: int = Field(
         default=10_000, ge=1, description="Refuse sweeps of more cells than this, in case an axis got out of hand."
     )
-    lease_timeout: Annotated[int, BeforeValidator(_minutes)] = Field(
+    lease_timeout: Minutes = Field(
         default=24 * 60,
         description="How long a cell may wait for its share of a device that others hold, `24h` or minutes.",
     )
@@ -240,6 +196,18 @@ def validate(data: Any, source: str) -> Config:
         return Config.model_validate(data)
     except ValidationError as error:
         raise _readable(error, data, source) from None
+
+
+def validate_model(model: type[M], data: Mapping[str, Any], prefix: str) -> M:
+    """A ``model`` of ``data`` that came by options whose names begin with ``prefix``. Raises UserError."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        expected, _, fix = str(first.get("ctx", {}).get("error", _expectation(first))).partition("|")
+        raise UserError(
+            f"{prefix}{_dotted(list(first['loc']))}", first["input"], expected, fix or "change it"
+        ) from None
 
 
 def _readable(error: ValidationError, data: Mapping[str, Any], source: str) -> UserError:
@@ -327,7 +295,10 @@ def _model_at(location: list[Any]) -> type[BaseModel]:
         ("sweep", "sample"): Sample,
         ("sweep", "task"): Command,
         ("resources",): Resources,
+        ("resources", "slurm"): Request,
         ("objective",): Objective,
+        ("slurm",): Slurm,
+        ("slurm", "pack"): PackSettings,
     }
     return models[tuple(part for part in location if isinstance(part, str))]
 

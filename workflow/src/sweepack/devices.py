@@ -92,8 +92,11 @@ def pool_limit(environ: Mapping[str, str] = os.environ) -> int:
         return 1000
 
 
-def main_memory() -> int:
-    """Megabytes of main memory in this machine."""
+def main_memory(environ: Mapping[str, str] = os.environ) -> int:
+    """Megabytes of main memory in this machine, or what a Slurm job was given of it."""
+    given = environ.get("SLURM_MEM_PER_NODE", "")
+    if given.isdigit() and int(given):
+        return int(given)
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 10**6
 
 

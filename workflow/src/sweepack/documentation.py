@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 
 from sweepack.config import Command, Config, Objective, Resources, Sample, Sweep
 from sweepack.files import write_atomic
+from sweepack.slurm.config import PackSettings, Request, Slurm
 
 _SECTIONS: list[tuple[str, str, type[BaseModel]]] = [
     ("Top level", "", Config),
@@ -17,7 +18,10 @@ _SECTIONS: list[tuple[str, str, type[BaseModel]]] = [
     ("`sweep.task` as a command", "sweep.task.", Command),
     ("`sweep.sample`", "sweep.sample.", Sample),
     ("`resources`, one entry of the list", "resources[].", Resources),
+    ("`resources[].slurm`", "resources[].slurm.", Request),
     ("`objective`", "objective.", Objective),
+    ("`slurm`", "slurm.", Slurm),
+    ("`slurm.pack`", "slurm.pack.", PackSettings),
 ]
 
 _INTRODUCTION = """\

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import queue
+import signal
 import sys
 import threading
 import time
@@ -82,6 +83,7 @@ class PackLauncher:
 
     def run(self) -> int:
         """Run them all; the exit status: 0 when each has its result."""
+        self._note(f"pack {self._pack.name} of {len(self._cells)} cells on {_place()}")
         devices = [device.key for device in self._devices]
         asks = rehearsed([self._ask(cell) for cell in self._cells.values()], devices, self._capacity)
         self._asks = dict(zip(self._cells, asks, strict=True))
@@ -191,8 +193,7 @@ class PackLauncher:
 
     def _start(self, cell: Startable, lease: Lease, lock: int) -> None:
         device = next(device for device in self._devices if device.key == lease.devices[0])
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        os.write(self._log, f"{stamp} cell {cell.id} ({cell.slug}) starts on {device.label}\n".encode())
+        self._note(f"cell {cell.id} ({cell.slug}) starts on {device.label}")
         thread = threading.Thread(target=self._run_cell, args=(cell, device, lease, lock), name=cell.id)
         self._running[cell.id] = thread
         thread.start()
@@ -244,15 +245,29 @@ class PackLauncher:
         failed = sum(status != 0 for status in self._statuses.values())
         return f" ({failed} without a result)" if failed else ""
 
+    def _note(self, text: str) -> None:
+        """A line in the pack's log."""
+        os.write(self._log, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n".encode())
+
     def _conclude(self) -> int:
         missing = [name for name in self._cells if self._statuses.get(name) != 0]
         seconds = time.monotonic() - self._begun
         ended = f"{len(self._cells) - len(missing)} of {len(self._cells)} cells have their result"
         print(f"pack {self._pack.name}: {ended} after {seconds:.1f} s", file=sys.stderr)
+        self._note(f"pack {self._pack.name}: {ended} after {seconds:.1f} s")
         if self._relay.caught:
+            self._note(f"stopped by {signal.Signals(self._relay.caught).name}")
             return 128 + self._relay.caught
         if missing:
             print(f"  log: {self._log_file}", file=sys.stderr)
             return 1
         write_atomic(pack_file(self._sweep, self._pack.name, "done"), "")
         return 0
+
+
+def _place() -> str:
+    """Where this runs: the host and, in one, the Slurm job."""
+    job = os.environ.get("SLURM_JOB_ID")
+    again = os.environ.get("SLURM_RESTART_COUNT", "0")
+    suffix = f", Slurm job {job}" if job else ""
+    return os.uname().nodename + suffix + (f" (started again: {again})" if job and again != "0" else "")

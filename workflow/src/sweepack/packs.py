@@ -67,10 +67,15 @@ def form(cells: Sequence[str], states: Mapping[str, Assessment], size: int) -> l
     remaining = iter(cells)
     packs = []
     while members := tuple(islice(remaining, size)):
-        # With the attempts so far: a cell that is to run once more must not be taken for the one that a pack has done.
-        standing = [(cell, states[cell].rejected, _attempts(states[cell])) for cell in members]
-        packs.append(Pack(hashlib.sha256(json.dumps(standing).encode()).hexdigest()[:12], members))
+        packs.append(Pack(name_of(members, states), members))
     return packs
+
+
+def name_of(cells: Sequence[str], states: Mapping[str, Assessment]) -> str:
+    """The name of a pack of ``cells`` that stand as in ``states``."""
+    # With the attempts so far: a cell that is to run once more must not be taken for the one that a pack has done.
+    standing = [(cell, states[cell].rejected, _attempts(states[cell])) for cell in cells]
+    return hashlib.sha256(json.dumps(standing).encode()).hexdigest()[:12]
 
 
 def _attempts(found: Assessment) -> int:

@@ -20,6 +20,9 @@ from sweepack.loading import load_config
 from sweepack.manifest import Manifest, ManifestCell
 from sweepack.packs import Pack, cells_per_job, form
 from sweepack.records import NEVER_RUN, Assessment, State, assess
+from sweepack.slurm.config import Request
+from sweepack.slurm.describe import describe_jobs
+from sweepack.slurm.plan import SlurmPlan, plan_jobs
 from sweepack.sweep import Cell, Expansion, expand
 from sweepack.task import Task
 
@@ -38,6 +41,7 @@ class Plan:
     states: dict[str, Assessment]
     packs: list[Pack]
     configuration: list[str]
+    slurm: SlurmPlan | None = None
 
     @property
     def cells(self) -> list[Cell]:
@@ -52,6 +56,13 @@ class Plan:
     def without_result(self) -> list[Cell]:
         """The cells that a job is to bring their result: those that will run, and finished ones that lack the file."""
         return [cell for cell in self.cells if not self.states[cell.id].handed_over]
+
+    @property
+    def singles(self) -> list[str]:
+        """The cells that get a job of their own."""
+        if self.slurm:
+            return self.slurm.singles
+        return [] if self.packs else [cell.id for cell in self.without_result]
 
     def share(self, cell: Cell) -> int:
         """Thousandths of a device that ``cell`` takes."""
@@ -68,7 +79,8 @@ class Plan:
             index=cell.index,
             devices=config.devices or 0,
             round_robin=config.placement == "round_robin",
-            start=config.start,
+            # The only cell of its allocation would be the only one to use a host.
+            start="fresh" if self.slurm and self.config.slurm.mode != "pack" else config.start,
             timeout=config.lease_timeout,
             rejected=self.states[cell.id].rejected,
         )
@@ -85,9 +97,12 @@ class Plan:
         )
 
 
-def make_plan(root: Path, workflow: Path, config_files: Sequence[Path], overrides: Sequence[str]) -> Plan:
+def make_plan(
+    root: Path, workflow: Path, config_files: Sequence[Path], overrides: Sequence[str], site: Request | None = None
+) -> Plan:
     """Read the configuration seen from ``root`` and assess every cell; ``workflow`` is the folder of the Snakefile.
 
+    ``site``: the cells will run on a Slurm cluster, which is asked what it has, and this is what its profile asks for.
     Raises UserError.
     """
     config, task = load_config(root / DEFAULT_CONFIG, config_files, overrides, root)
@@ -102,11 +117,14 @@ def make_plan(root: Path, workflow: Path, config_files: Sequence[Path], override
     directory = Path(config.results).expanduser() / config.sweep.name
     _require_writable(root / directory / "cells")
     states = _states(root / directory / "cells", expansion.cells)
-    packs = _packs(config, expansion.cells, states)
+    jobs = None
+    if site is not None:
+        jobs = plan_jobs(config, root / directory, expansion.cells, states, lambda cell: _share(config, cell), site)
+    packs = jobs.packs if jobs else _packs(config, expansion.cells, states)
     chosen = [] if workflow == root else ["--snakefile", str(workflow / "Snakefile")]
     chosen += [*(["--configfile", *map(str, config_files)] if config_files else [])]
     chosen += ["--config", *overrides] if overrides else []
-    return Plan(config, task, expansion, directory, states, packs, chosen)
+    return Plan(config, task, expansion, directory, states, packs, chosen, jobs)
 
 
 def _states(directory: Path, cells: Sequence[Cell]) -> dict[str, Assessment]:
@@ -146,18 +164,24 @@ def check_pool(plan: Plan, environ: Mapping[str, str]) -> list[Device]:
     return pool[:wanted]
 
 
-def describe(plan: Plan, pool: Sequence[Device], cores: int | None) -> str:
-    """The plan in a few lines; ``cores`` is what ``--cores`` allows, None standing for what profiles/local takes."""
+def describe(plan: Plan, pool: Sequence[Device] = (), cores: int | None = None) -> str:
+    """The plan in a few lines; ``cores`` is what ``--cores`` allows, None standing for what profiles/local takes.
+
+    ``pool`` are the devices of this machine, where the cells run on it.
+    """
     lines = [f"sweepack: {plan.config.sweep.name}, task {plan.task.reference}", f"  cells    {_product(plan)}"]
     lines.append(f"           {_standing(plan)}")
-    lines.append(f"  devices  {_devices(pool)}")
+    if not plan.slurm:
+        lines.append(f"  devices  {_devices(pool)}")
     if plan.pending:
         lines += [f"  {label:<8} {text}" for label, text in zip(["shares", *[""] * 99], _shares(plan), strict=False)]
-        lines += _forecast(plan, pool, cores)
-    if plan.packs:
+        lines += [] if plan.slurm else _forecast(plan, pool, cores)
+    if plan.slurm:
+        lines += describe_jobs(plan.slurm)
+    elif plan.packs:
         lines.append(f"  jobs     {_jobs(plan)}")
     lines.append(f"  results  {plan.directory}")
-    notes = [*plan.expansion.remarks, *_threads(plan), *_troubles(plan)]
+    notes = [*plan.expansion.remarks, *([] if plan.slurm else _threads(plan)), *_troubles(plan)]
     lines += [f"  note     {note}" for note in notes]
     return "\n".join(lines)
 

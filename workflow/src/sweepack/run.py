@@ -27,8 +27,10 @@ from sweepack.leases import WHOLE
 from sweepack.records import CellFiles, Record, State, assess
 
 THREAD_SECONDS = 10.0
+SAME_REQUEST_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
 _stopped_by: int | None = None
+_stopped_at = 0.0
 
 
 def main(job: Job) -> int:
@@ -175,12 +177,19 @@ def _flush() -> None:
 def _catch_signals() -> None:
     for signum in STOP_SIGNALS:
         signal.signal(signum, _stop)
+    # A warm host has them blocked; one that came since it forked this process is delivered now.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
-    global _stopped_by
+    global _stopped_by, _stopped_at
+    # Slurm tells every process of a job, the cell's launcher passes it on: one request must not break into what is
+    # done upon it.
+    again = _stopped_by == signum and time.monotonic() - _stopped_at < SAME_REQUEST_SECONDS
     _stopped_by = signum
-    raise Interrupted(signum)
+    if not again:
+        _stopped_at = time.monotonic()
+        raise Interrupted(signum)
 
 
 def _ignore_signals() -> None:

@@ -107,6 +107,8 @@ class Host:
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        # Slurm signals every process of a job: the host must outlive its cells, and these hear it themselves.
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         orphans.adopt()
         self._selector.register(self._listener, selectors.EVENT_READ, "listener")
         self._selector.register(reader, selectors.EVENT_READ, "signal")
@@ -181,6 +183,7 @@ class Host:
             _take_on(Surroundings({name: value for name, _, value in variables}, os.fsdecode(folder), int(umask)))
             for signum in STOP_SIGNALS:
                 signal.signal(signum, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
             orphans.adopt()
             supervise.fork_here = self._fork_here
             code = launch.main(arguments)

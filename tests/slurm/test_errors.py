@@ -1,0 +1,56 @@
+"""What cannot work on the cluster is told before anything runs, in Slurm's words where it is Slurm that refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cluster_tools import Cluster
+from conftest import Sandbox
+from sweeps import FAST, make_project
+
+
+@pytest.mark.parametrize(
+    "slurm, words",
+    [
+        ({"partition": "gpuu"}, ["error in slurm.partition", "'gpuu'", "did you mean `gpu`?"]),
+        ({"account": "other"}, ["error in slurm.account", "Slurm says: Invalid account"]),
+        ({"qos": "nonesuch"}, ["error in slurm.qos", "Slurm says: Invalid qos"]),
+        ({"constraint": "h900"}, ["error in slurm.constraint", "Slurm says: Invalid feature"]),
+        ({"reservation": "noon"}, ["error in slurm.reservation", "Slurm says"]),
+        ({"gpu_model": "h900"}, ["gpu_model", "h900"]),
+        ({"pack": {"gpus": 5}}, ["error in slurm.pack.gpus", "at most 4", "a pack runs on one node"]),
+        ({"extra": "--time=3"}, ["error in slurm.extra", "resources[].runtime"]),
+        ({"partition": "short", "mode": "exclusive"}, ["error in resources[0].runtime", "partition short allows 5"]),
+    ],
+)
+def test_the_plan_refuses(project: Sandbox, cluster: Cluster, slurm: dict[str, Any], words: list[str]) -> None:
+    make_project(project, 4, slurm=slurm)
+    for command in (("-n", *FAST), FAST):
+        output = project.snakemake(*command, profile="slurm", status=1)
+        assert "Traceback" not in output
+        for word in words:
+            assert word in output, output
+    assert not (project.root / "results/test/packs").exists()
+
+
+def test_without_slurm_the_error_says_so(project: Sandbox, cluster: Cluster, tmp_path: Any) -> None:
+    make_project(project, 4, slurm={})
+    path = project.environment["PATH"].split(":")[0]
+    output = project.snakemake("-n", profile="slurm", status=1, PATH=f"{path}:/bin-of-nobody")
+    assert "sbatch is not on the path" in output and "profiles/local" in output
+
+
+def test_a_refusal_at_submission_is_told_and_ends_the_run(project: Sandbox, cluster: Cluster) -> None:
+    make_project(project, 4, slurm={})
+    # Taken when the plan is made, refused when the job is submitted: as when a limit is reached in between.
+    shim = project.write(
+        "bin/sbatch",
+        '#!/bin/sh\ncase "$*" in *--test-only*) exec /usr/bin/sbatch "$@";; esac\n'
+        "echo 'sbatch: error: AssocMaxSubmitJobLimit' >&2; exit 1\n",
+    )
+    shim.chmod(0o755)
+    path = f"{shim.parent}:{project.environment['PATH']}"
+    output = project.snakemake(*FAST, "--retries", "1", profile="slurm", status=1, PATH=path)
+    assert "Slurm refused the job: sbatch: error: AssocMaxSubmitJobLimit" in output
+    assert "Traceback" not in output

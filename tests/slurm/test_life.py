@@ -1,0 +1,188 @@
+"""What clusters do to jobs: nothing is lost, nothing is trained twice, nothing is waited for without end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster_tools import Cluster
+from conftest import Sandbox, make_sandbox
+from sweeps import FAST, attempts, make_project, packs, seen, table
+
+ONCE = (*FAST, "--retries", "0")
+
+
+def run_of(sandbox: Sandbox, *arguments: str) -> subprocess.Popen[str]:
+    return sandbox.start(*(arguments or ONCE), profile="slurm")
+
+
+def end_of(run: subprocess.Popen[str], status: int | None = None, limit: float = 120) -> str:
+    output, _ = run.communicate(timeout=limit)
+    assert status is None or run.returncode == status, output
+    return output
+
+
+def jobs_of(cluster: Cluster, sandbox: Sandbox) -> list[str]:
+    """The ids of the sandbox's jobs, in the order of submission."""
+    return [row["id"] for row in cluster.jobs() if row["folder"] == str(sandbox.root)][::-1]
+
+
+def wait_for_start(cluster: Cluster, sandbox: Sandbox, jobs: int, cells: int) -> list[str]:
+    """Wait until so many jobs run and so many cells in them; the jobs."""
+
+    def running() -> list[str]:
+        found = [job for job in jobs_of(cluster, sandbox) if cluster.state(job) == "RUNNING"]
+        return found if len(found) >= jobs else []
+
+    found = cluster.wait_for(running, f"{jobs} jobs to run")
+    cluster.wait_for(
+        lambda: sum(record["status"] == "running" for record in sandbox.cells().values()) >= cells,
+        f"{cells} cells to run",
+    )
+    return found
+
+
+@pytest.fixture
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    """Where the undisturbed run takes place, on this machine."""
+    yield make_sandbox(tmp_path_factory.mktemp("undisturbed"))
+
+
+def cells_of(sandbox: Sandbox, pack: str) -> set[int]:
+    records = sandbox.cells()
+    return {records[cell]["params"]["n"] for cell in packs(sandbox)[pack]}
+
+
+def pack_of(cluster: Cluster, job: str) -> str:
+    comment = next(row["comment"] for row in cluster.jobs() if row["id"] == job)
+    return Path(comment.removeprefix("sweepack ")).stem
+
+
+def test_a_bad_night(project: Sandbox, reference: Sandbox, empty_cluster: Cluster) -> None:
+    """A cell fails, one is killed, a pack is requeued, one is preempted, one cancelled, one loses its node."""
+    sizes = {"slurm": {"pack": {"count": 6}}, "params": {"seconds": 12.0, "epochs": 24}}
+    make_project(reference, 24, **sizes | {"params": {"seconds": 0.0, "epochs": 24}})
+    reference.snakemake()
+
+    make_project(project, 24, **sizes)
+    project.write("trouble-0", "fail")
+    project.write("trouble-1", "kill")
+    run = run_of(project)
+    jobs = wait_for_start(empty_cluster, project, 6, 20)
+    by_node = {job: empty_cluster.node_of(job) for job in jobs}
+    on_n2 = [job for job in jobs if by_node[job] == "n2"]
+    requeued, cancelled = [job for job in jobs if by_node[job] == "n1"][:2]
+    empty_cluster.requeue(requeued)
+    empty_cluster.cancel(cancelled)
+    empty_cluster.kill_node("n2")
+    urgent = empty_cluster.submit("--partition=hi", "--nodelist=n1", "--gpus=4", "--time=1", command="sleep 5")
+    empty_cluster.wait_for_state(urgent, "RUNNING", "COMPLETED", seconds=60)
+    empty_cluster.start_node("n2")
+    end_of(run, 1, limit=240)
+    assert on_n2
+
+    before = attempts(project)
+    finished = {record["params"]["n"] for record in project.cells().values() if record["status"] == "finished"}
+    for name in project.root.glob("trouble-*"):
+        name.unlink()
+    project.snakemake(*ONCE, profile="slurm")
+    after = attempts(project)
+    assert {n for n in after if after[n] == before[n]} == finished
+    expected = {
+        tuple(sorted((k, v) for k, v in row.items() if k != "params.seconds" and k != "cell"))
+        for row in table(reference)
+    }
+    found = {
+        tuple(sorted((k, v) for k, v in row.items() if k != "params.seconds" and k != "cell")) for row in table(project)
+    }
+    assert found == expected
+    for record in project.cells().values():
+        rows = (record["dir"] / "history.jsonl").read_text().splitlines()
+        assert len(rows) == 24  # each epoch once, whatever happened
+
+
+def test_the_time_limit_saves_what_there_is_and_the_retry_goes_on(project: Sandbox, empty_cluster: Cluster) -> None:
+    # A minute is the least that Slurm takes: told to stop 50 s before its end, cells of 20 s need several jobs.
+    make_project(
+        project, 4, slurm={"time": 1, "grace": 50, "pack": {"count": 1}}, params={"seconds": 25.0, "epochs": 50}
+    )
+    config = (project.root / "config/config.yaml").read_text().replace('"runtime": 5', '"runtime": null')
+    project.write("config/config.yaml", config)
+    project.snakemake(*FAST, "--retries", "4", profile="slurm")
+    assert len(jobs_of(empty_cluster, project)) >= 2
+    assert all(count >= 2 for count in attempts(project).values())
+    for record in project.cells().values():
+        assert len((record["dir"] / "history.jsonl").read_text().splitlines()) == 50
+
+
+@pytest.mark.parametrize("live", ["adopt", "cancel"])
+def test_jobs_that_a_killed_snakemake_left(project: Sandbox, empty_cluster: Cluster, live: str) -> None:
+    make_project(project, 8, slurm={"pack": {"count": 2}, "live": live}, params={"seconds": 12.0, "epochs": 12})
+    run = run_of(project)
+    jobs = wait_for_start(empty_cluster, project, 2, 8)
+    os.killpg(run.pid, signal.SIGKILL)
+    run.wait()
+    project.snakemake("--unlock", profile="slurm")
+
+    plan = project.snakemake("-n", *ONCE, profile="slurm")
+    assert "jobs of an earlier run" in plan and all(job in plan for job in jobs)
+    output = end_of(run_of(project), 0)
+    assert len(table(project)) == 8
+    if live == "adopt":
+        assert "adopted Slurm job" in output
+        assert jobs_of(empty_cluster, project) == jobs
+        assert set(attempts(project).values()) == {1}
+    else:
+        assert [empty_cluster.state(job) for job in jobs] == ["CANCELLED", "CANCELLED"]
+        assert set(attempts(project).values()) == {2}
+    assert all(row["times"] == 1 for row in seen(project))
+    for record in project.cells().values():
+        assert len((record["dir"] / "history.jsonl").read_text().splitlines()) == 12
+
+
+def test_preempted_by_cancelling_is_an_end(project: Sandbox, empty_cluster: Cluster) -> None:
+    make_project(project, 4, slurm={"partition": "cancl", "pack": {"count": 1}}, params={"seconds": 20.0, "epochs": 40})
+    run = run_of(project)
+    (job,) = wait_for_start(empty_cluster, project, 1, 4)
+    node = empty_cluster.node_of(job)
+    empty_cluster.submit("--partition=hi", f"--nodelist={node}", "--gpus=4", "--time=1", command="sleep 1")
+    output = end_of(run, 1)
+    assert "PREEMPTED" in output
+    assert {record["status"] for record in project.cells().values()} == {"interrupted"}
+
+
+def test_the_controller_is_restarted(project: Sandbox, empty_cluster: Cluster) -> None:
+    make_project(project, 8, slurm={"pack": {"count": 2}}, params={"seconds": 6.0})
+    run = run_of(project)
+    wait_for_start(empty_cluster, project, 2, 8)
+    empty_cluster.restart_controller()
+    end_of(run, 0)
+    assert set(attempts(project).values()) == {1}
+
+
+def test_interrupting_snakemake_cancels_its_jobs(project: Sandbox, empty_cluster: Cluster) -> None:
+    make_project(project, 4, slurm={"pack": {"count": 1}}, params={"seconds": 30.0, "epochs": 60})
+    run = run_of(project)
+    jobs = wait_for_start(empty_cluster, project, 1, 4)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(run.pid, signal.SIGINT)
+    end_of(run)
+    empty_cluster.wait_for_state(jobs, "CANCELLED")
+    empty_cluster.wait_for(
+        lambda: {record["status"] for record in project.cells().values()} == {"interrupted"}, "the cells' records"
+    )
+
+
+def test_a_held_job_does_not_hold_the_run(project: Sandbox, empty_cluster: Cluster) -> None:
+    make_project(project, 2, slurm={"pack": {"count": 1}}, params={"seconds": 30.0})
+    run = run_of(project)
+    (job,) = wait_for_start(empty_cluster, project, 1, 2)
+    empty_cluster.call("scontrol", "requeuehold", "State=SpecialExit", job)
+    output = end_of(run, 1)
+    assert "would wait for ever" in output
+    assert empty_cluster.state(job) == "CANCELLED"

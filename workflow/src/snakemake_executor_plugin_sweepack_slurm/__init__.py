@@ -1,0 +1,188 @@
+"""A Snakemake executor for Slurm whose jobs are the rules' commands themselves, and which never waits without end.
+
+The batch script is the rule's `shell:` command: no second and third Snakemake starts in the allocation, reads ten
+thousand cells again and stands between Slurm's signals and the cells. Jobs that an earlier run has left in the queue
+are adopted. What a job asks for stands in its resources `sbatch` and `setup`; what becomes of it is decided in
+`sweepack.slurm.watch`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from snakemake_interface_common.exceptions import WorkflowError
+from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
+from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
+from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
+from snakemake_interface_executor_plugins.settings import CommonSettings, ExecutorSettingsBase
+from sweepack.config import validate_model
+from sweepack.slurm.cluster import SlurmError, SlurmJob, cancel, run
+from sweepack.slurm.config import Request
+from sweepack.slurm.plan import live_jobs, mark
+from sweepack.slurm.watch import Verdict, Watch
+
+_UNREACHABLE = re.compile("unable to contact|connection refused|timed out|not answered|temporarily", re.IGNORECASE)
+_AGAIN_SECONDS = 10.0
+
+_chosen: ExecutorSettings | None = None
+
+
+def _setting(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass
+class ExecutorSettings(ExecutorSettingsBase):
+    """How the queue is watched, and what holds for a site: it stands in a profile, the configuration wins over it."""
+
+    poll_seconds: int = _setting(10, "Seconds between two looks at the queue (one squeue call for all jobs).")
+    silence_minutes: int = _setting(
+        60, "How long Slurm may not answer until the run gives up. Its jobs go on; the next run adopts them."
+    )
+    partition: str | None = _setting(None, "Partition, where the configuration names none.")
+    account: str | None = _setting(None, "Account, where the configuration names none.")
+    qos: str | None = _setting(None, "Quality of service, where the configuration names none.")
+    constraint: str | None = _setting(None, "Node features, where the configuration names none.")
+    reservation: str | None = _setting(None, "Reservation, where the configuration names none.")
+    extra: str | None = _setting(None, "More flags of sbatch, where the configuration has none.")
+    setup: str | None = _setting(None, "Shell line for jobs to run first, where the configuration has none.")
+
+    def __post_init__(self) -> None:
+        global _chosen
+        _chosen = self
+        for name in ("poll_seconds", "silence_minutes"):
+            if getattr(self, name) < 1:
+                raise WorkflowError(
+                    f"--sweepack-slurm-{name.replace('_', '-')} {getattr(self, name)}: expected 1 or more"
+                )
+
+
+def site_request() -> Request | None:
+    """What the profile asks for; None when this call of Snakemake does not run its jobs on Slurm. Raises UserError."""
+    if _chosen is None:
+        return None
+    given = {name: getattr(_chosen, name) for name in Request.model_fields if getattr(_chosen, name, None)}
+    return validate_model(Request, given, "sweepack-slurm-")
+
+
+common_settings = CommonSettings(
+    non_local_exec=True,
+    implies_no_shared_fs=False,
+    job_deploy_sources=False,
+    pass_default_storage_provider_args=True,
+    pass_default_resources_args=True,
+    pass_envvar_declarations_to_cmd=False,
+    auto_deploy_default_storage_provider=False,
+    init_seconds_before_status_checks=1,
+)
+
+
+class Executor(RemoteExecutor):
+    """Submits the jobs of a sweep, and follows them until Slurm says how each ended."""
+
+    def __post_init__(self) -> None:
+        settings = self.workflow.executor_settings
+        self.next_seconds_between_status_checks = settings.poll_seconds
+        self._patience = settings.silence_minutes * 60.0
+        self._watch = Watch(self._patience)
+        self._left: dict[Path, SlurmJob] | None = None
+
+    def run_job(self, job: JobExecutorInterface) -> None:
+        """Submit ``job``, or adopt the one in the queue that makes the same output."""
+        output = Path(str(job.output[0])).absolute()
+        try:
+            known = self._left_behind(output)
+            if known:
+                identity = known.id
+                self.logger.info(f"{output.stem}: adopted Slurm job {identity} ({known.state.lower()})")
+            else:
+                identity = self._submit(job, output)
+                self.logger.info(f"{output.stem}: submitted as Slurm job {identity}")
+        except (SlurmError, WorkflowError) as error:
+            self.report_job_error(SubmittedJobInfo(job), msg=f"{error}\n")
+            return
+        self.report_job_submission(SubmittedJobInfo(job, external_jobid=identity))
+
+    def _left_behind(self, output: Path) -> SlurmJob | None:
+        """The job of an earlier run that makes ``output``, told once: should it fail, another is to be submitted."""
+        if self._left is None:
+            self._left = live_jobs(_sweep(output))
+        return self._left.pop(output, None)
+
+    def _submit(self, job: JobExecutorInterface, output: Path) -> str:
+        """The id of the Slurm job; where the controller does not answer, it is asked again until patience ends."""
+        end = time.monotonic() + self._patience
+        while True:
+            try:
+                return self._sbatch(job, output)
+            except SlurmError as error:
+                if not _UNREACHABLE.search(str(error)) or time.monotonic() > end:
+                    raise
+                self.logger.warning(f"{error}\n  asking again for up to {(end - time.monotonic()) / 60:.0f} min")
+            time.sleep(_AGAIN_SECONDS)
+            # It may have taken the job before it fell silent.
+            with contextlib.suppress(SlurmError):
+                if taken := live_jobs(_sweep(output)).get(output):
+                    return taken.id
+
+    def _sbatch(self, job: JobExecutorInterface, output: Path) -> str:
+        """The id of the Slurm job. Raises SlurmError with Slurm's own words."""
+        name = "-".join(job.wildcards) if job.wildcards else job.name
+        log = output.parent / f"slurm-{name}-%j.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        setup = job.resources.get("setup")
+        command = [
+            *("sbatch", "--parsable", f"--job-name={_sweep(output).name}:{name}", f"--comment={mark(output)}"),
+            *(f"--output={log}", f"--chdir={self.workflow.workdir_init}", "--export=ALL", "--ntasks=1"),
+            *shlex.split(job.resources.get("sbatch") or ""),
+        ]
+        shell = "#!/bin/bash -l" if setup else "#!/bin/sh"
+        script = "\n".join([shell, *([setup] if setup else []), job.shellcmd, ""])
+        try:
+            answer = run([*command, "/dev/stdin"], stdin=script)
+        except SlurmError as error:
+            raise SlurmError(f"Slurm refused the job: {error}\n  {shlex.join(command)}") from None
+        identity = answer.strip().split(";")[0]
+        if not identity.isdigit():
+            raise SlurmError(f"sbatch answered {answer!r}, which is no job id")
+        return identity
+
+    async def check_active_jobs(self, active_jobs: list[SubmittedJobInfo]) -> AsyncGenerator[SubmittedJobInfo, None]:
+        """Yield the jobs that go on; report the others."""
+        async with self.status_rate_limiter:
+            verdicts = self._watch.look([str(info.external_jobid) for info in active_jobs])
+        for info in active_jobs:
+            verdict, words = verdicts[str(info.external_jobid)]
+            if verdict is Verdict.RUNNING:
+                yield info
+            elif verdict is Verdict.SUCCEEDED or self._has_output(info):
+                self.report_job_success(info)
+            else:
+                self.report_job_error(info, msg=f"Slurm job {info.external_jobid}: {words}. ")
+        for words in self._watch.news():
+            self.logger.warning(words)
+
+    def _has_output(self, info: SubmittedJobInfo) -> bool:
+        """Slurm may lose sight of a job that has done all it had to."""
+        return all(Path(str(path)).exists() for path in info.job.output)
+
+    def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
+        """Cancel them; their cells save what they have."""
+        with self.lock:
+            ids = {str(info.external_jobid) for info in (*active_jobs, *self.active_jobs) if info.external_jobid}
+        try:
+            cancel(sorted(ids))
+        except SlurmError as error:
+            self.logger.error(f"scancel failed: {error}. The jobs go on; the next run adopts them.")
+
+
+def _sweep(output: Path) -> Path:
+    """The sweep's folder: its jobs make packs/<name>.done and cells/<id>/result.json."""
+    return output.parents[1] if output.parent.name == "packs" else output.parents[2]

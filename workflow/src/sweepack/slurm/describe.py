@@ -1,0 +1,63 @@
+"""What the plan says about Slurm: the jobs, what each asks for, and what it costs."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+
+from sweepack.slurm.plan import SlurmPlan
+
+_SHOWN = 8
+
+
+def describe_jobs(plan: SlurmPlan) -> list[str]:
+    """Lines of a label and a text each, for the plan."""
+    lines = [f"  jobs     {_jobs(plan)}"]
+    flags = Counter(shlex.join(plan.flags(name)) for name in plan.to_submit)
+    for number, (text, count) in enumerate(flags.most_common(_SHOWN)):
+        lines.append(f"  {'asks' if not number else '':<8} {count} × sbatch {text}")
+    if len(flags) > _SHOWN:
+        lines.append(f"           and {len(flags) - _SHOWN} other kinds")
+    lines += _live(plan)
+    if plan.to_submit:
+        lines += _cost(plan)
+    return lines
+
+
+def _jobs(plan: SlurmPlan) -> str:
+    new = [pack for pack in plan.packs if pack.name in plan.to_submit]
+    parts = []
+    if new:
+        sizes = [len(pack.cells) for pack in new]
+        size = f"{min(sizes)} to {max(sizes)}" if min(sizes) < max(sizes) else f"{sizes[0]}"
+        gpus = plan.settings.pack.gpus
+        on = "a GPU" if gpus == 1 else f"{gpus} GPUs of one node"
+        parts.append(f"{len(new)} pack{'s' * (len(new) > 1)} of {size} cells, each on {on}")
+    single = [name for name in plan.singles if name in plan.to_submit]
+    if single:
+        what = "shards of a GPU" if plan.settings.mode == "shard" else "a whole GPU"
+        parts.append(f"{len(single)} cell{'s' * (len(single) > 1)} with a job and {what} each")
+    return ", ".join(parts) or "none to submit"
+
+
+def _live(plan: SlurmPlan) -> list[str]:
+    if not plan.live:
+        return []
+    ids = ", ".join(job.id for job in list(plan.live.values())[:_SHOWN])
+    more = f" and {len(plan.live) - _SHOWN} more" if len(plan.live) > _SHOWN else ""
+    what = "cancelled first" if plan.settings.live == "cancel" else "adopted"
+    return [f"  queue    Slurm has jobs of an earlier run: {ids}{more}: {what} (`slurm.live: {plan.settings.live}`)"]
+
+
+def _cost(plan: SlurmPlan) -> list[str]:
+    asked = 0.0
+    for name in plan.to_submit:
+        allocation = plan.allocations[name]
+        # A job with shards holds its part of the GPU; what that part is the share says.
+        asked += allocation.gpus * allocation.minutes / 60
+    shards = plan.settings.mode == "shard"
+    limit = "" if shards else f"{asked:.3g} GPU-hours asked for by the time limits; "
+    basis = "if a cell takes 10 min, which is a guess: give `runtime`" if plan.guessed else "by `runtime`"
+    expected, alone = plan.expected / 60, plan.alone / 60
+    text = f"{limit}{expected:.3g} expected ({basis}), {alone:.3g} at one cell a GPU"
+    return [f"  cost     {text}"]

@@ -1,0 +1,164 @@
+"""Which cells share a Slurm job: alike in what they ask for, about equally long, within the time limit."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from sweepack.admission import Ask
+from sweepack.forecast import play
+from sweepack.leases import WHOLE
+from sweepack.records import Assessment, State
+from sweepack.slurm.cluster import Partition
+from sweepack.slurm.config import Request, Slurm
+from sweepack.slurm.request import Allocation
+from sweepack.sweep import Cell
+
+# For cells that say nothing and have no finished like.
+GUESSED_MINUTES = 10.0
+DEFAULT_LIMIT = 4 * 60
+# Python, torch and the task are imported, on a shared file system, before the first cell starts.
+START_MINUTES = 5
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """How long a cell will take, in minutes, and whether that is a bound that its config gives (``runtime``)."""
+
+    minutes: float
+    bound: bool
+
+
+def estimate(cells: Sequence[Cell], states: Mapping[str, Assessment]) -> dict[str, Estimate]:
+    """By cell: its ``runtime``; else what finished cells of the same entry of ``resources`` took on average."""
+    taken: dict[int, list[float]] = {}
+    for cell in cells:
+        record = states[cell.id].record
+        if record and record.status is State.FINISHED and record.started and record.ended:
+            taken.setdefault(id(cell.resources), []).append((record.ended - record.started) / 60)
+    found = {}
+    for cell in cells:
+        if states[cell.id].state is State.FINISHED:
+            found[cell.id] = Estimate(0.0, True)  # only its result is to be handed over
+        elif cell.resources.runtime is not None:
+            found[cell.id] = Estimate(float(cell.resources.runtime), True)
+        else:
+            known = taken.get(id(cell.resources))
+            found[cell.id] = Estimate(fmean(known) if known else GUESSED_MINUTES, False)
+    return found
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Cells whose jobs ask for the same: ``request`` in ``partition``; ``shares`` in thousandths, by cell."""
+
+    request: Request
+    partition: Partition
+    cells: tuple[Cell, ...]
+    shares: Mapping[str, int]
+    estimates: Mapping[str, Estimate]
+
+    def gather(self, settings: Slurm, largest: int | None) -> list[tuple[tuple[Cell, ...], Allocation]]:
+        """Packs with what each asks for; none has more than ``largest`` cells, where that is given."""
+        gpus = settings.pack.gpus
+        count = self._count(settings, gpus)
+        if largest:
+            count = max(count, math.ceil(len(self.cells) / largest))
+        room = self._limit(settings) - START_MINUTES
+        while True:
+            packs = self._balanced(min(count, len(self.cells)), largest)
+            longest = max(self._expected(pack, gpus, settings) for pack in packs)
+            if longest <= room or count >= len(self.cells):
+                return [(pack, self._allocation(pack, gpus, settings)) for pack in packs]
+            count = max(count + 1, math.ceil(count * longest / max(room, 1)))
+
+    def single(self, cell: Cell, settings: Slurm) -> Allocation:
+        """What the job of one cell asks for."""
+        minutes = self._minutes([cell], self.estimates[cell.id].minutes, settings)
+        cpus, mem = settings.cpus or cell.resources.cpus, settings.mem or cell.resources.mem
+        if settings.mode == "exclusive":
+            return Allocation(self.request, cpus, minutes, gpus=1, mem_mb=mem)
+        of_a_gpu = settings.shards_per_gpu or max(1, self.partition.shards // max(1, self.partition.gpus))
+        shards = max(1, math.ceil(self.shares[cell.id] * of_a_gpu / WHOLE))
+        return Allocation(self.request, cpus, minutes, shards=shards, mem_mb=mem)
+
+    def expected_minutes(self, cells: Sequence[Cell], allocation: Allocation) -> float:
+        """How long the ``cells`` will take side by side on the GPUs of ``allocation``."""
+        asks = [self._ask(cell, allocation.cpus) for cell in cells]
+        devices = [str(device) for device in range(allocation.gpus)]
+        return max(play(asks, devices, {"cores": allocation.cpus})[1], default=0.0)
+
+    def _expected(self, cells: Sequence[Cell], gpus: int, settings: Slurm) -> float:
+        return self.expected_minutes(cells, Allocation(self.request, self._cpus(cells, gpus, settings), 0, gpus))
+
+    def _ask(self, cell: Cell, cores: int) -> Ask:
+        needs = {"cores": min(cell.resources.cpus, cores)}
+        return Ask(self.shares[cell.id], needs, (), self.estimates[cell.id].minutes, cell.index)
+
+    def _work(self, cell: Cell) -> float:
+        """GPU minutes, at least a little: those that take no time must not all come to lie in one pack."""
+        return self.shares[cell.id] * max(self.estimates[cell.id].minutes, 1e-3) / WHOLE
+
+    def _count(self, settings: Slurm, gpus: int) -> int:
+        if settings.pack.count != "auto":
+            return int(settings.pack.count)
+        work = sum(self._work(cell) for cell in self.cells)
+        target = min(settings.pack.minutes, max(1, self._limit(settings) - START_MINUTES))
+        return max(1, math.ceil(work / (gpus * target)))
+
+    def _balanced(self, count: int, largest: int | None) -> list[tuple[Cell, ...]]:
+        """``count`` packs of about equal work: each cell, the largest first, goes to the pack that has least.
+
+        Graham's LPT rule (1969): at most 4/3 of the best possible.
+        """
+        heap: list[tuple[float, int, int]] = [(0.0, 0, number) for number in range(count)]
+        packs: list[list[Cell]] = [[] for _ in range(count)]
+        for cell in sorted(self.cells, key=self._work, reverse=True):
+            load, size, number = heapq.heappop(heap)
+            packs[number].append(cell)
+            if largest is None or size + 1 < largest:
+                heapq.heappush(heap, (load + self._work(cell), size + 1, number))
+        return [tuple(sorted(pack, key=lambda cell: cell.index)) for pack in packs if pack]
+
+    def _limit(self, settings: Slurm) -> float:
+        """Minutes that a job may ask for: the partition's, or fewer where it is not known how long cells take."""
+        longest = math.inf if self.partition.minutes is None else self.partition.minutes
+        if all(self.estimates[cell.id].bound for cell in self.cells):
+            return longest
+        return min(longest, settings.time or DEFAULT_LIMIT)
+
+    def _minutes(self, cells: Sequence[Cell], expected: float, settings: Slurm) -> int:
+        """The time limit of a job: by what its cells may take at most, or else the longest that is allowed."""
+        limit = self._limit(settings)
+        if all(self.estimates[cell.id].bound for cell in cells):
+            limit = min(limit, math.ceil(expected) + START_MINUTES)
+        return int(limit if limit < math.inf else DEFAULT_LIMIT)
+
+    def _allocation(self, cells: Sequence[Cell], gpus: int, settings: Slurm) -> Allocation:
+        minutes = self._minutes(cells, self._expected(cells, gpus, settings), settings)
+        cpus, memory = self._cpus(cells, gpus, settings), self._memory(cells, gpus, settings)
+        return Allocation(self.request, cpus, minutes, gpus, mem_mb=memory)
+
+    def _at_once(self, cell: Cell, cells: Sequence[Cell], gpus: int) -> int:
+        return min(len(cells), WHOLE // self.shares[cell.id] * gpus)
+
+    def _cpus(self, cells: Sequence[Cell], gpus: int, settings: Slurm) -> int:
+        """What the cells can use at once, but no more than the GPUs' part of a node: the rest is for its others."""
+        if settings.cpus:
+            return settings.cpus
+        wanted = max(self._at_once(cell, cells, gpus) * cell.resources.cpus for cell in cells)
+        part = self.partition.cpus * gpus // max(1, self.partition.gpus)
+        return max(min(wanted, part), *(cell.resources.cpus for cell in cells), 1)
+
+    def _memory(self, cells: Sequence[Cell], gpus: int, settings: Slurm) -> int | None:
+        if settings.mem:
+            return settings.mem
+        needs = [cell.resources.mem for cell in cells]
+        if not all(needs):
+            return None
+        wanted = max(self._at_once(cell, cells, gpus) * (cell.resources.mem or 0) for cell in cells)
+        part = self.partition.memory * gpus // max(1, self.partition.gpus)
+        return max(min(wanted, part), *(need for need in needs if need))

@@ -1,0 +1,288 @@
+"""Slurm in the plan: which jobs there will be, what each asks for, and what the cluster refuses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sweepack.config import Config, Resources
+from sweepack.errors import UserError, Verbatim, did_you_mean
+from sweepack.leases import WHOLE
+from sweepack.packs import Pack, name_of, pack_file
+from sweepack.records import Assessment
+from sweepack.slurm.cluster import Partition, SlurmError, SlurmJob, my_jobs, read_partitions, refusal, require_slurm
+from sweepack.slurm.config import Request, Slurm
+from sweepack.slurm.gather import START_MINUTES, Estimate, Lane, estimate
+from sweepack.slurm.request import Allocation
+from sweepack.sweep import Cell
+
+# In the comment of every job, before the output that it makes: by it a later run finds the job again.
+MARK = "sweepack "
+# Of so many different requests Slurm is asked whether it would take them.
+_TRIED = 20
+
+# What Slurm says, and the key that is to be changed.
+_KEYS = {
+    "partition": "slurm.partition",
+    "account": "slurm.account",
+    "qos": "slurm.qos",
+    "reservation": "slurm.reservation",
+    "feature": "slurm.constraint",
+    "constraint": "slurm.constraint",
+    "time limit": "slurm.time",
+    "memory": "slurm.mem",
+    "gres": "slurm.gpu_model",
+}
+
+
+@dataclass(frozen=True)
+class SlurmPlan:
+    """The jobs: ``packs`` and cells with a job of their own (``singles``), and what each asks for, by its name.
+
+    ``live`` are the jobs in the queue that an earlier run has left, by the name of the pack or the cell.
+    ``expected`` is the sum over the packs of how long each will take, in GPU minutes, ``alone`` that over cells with a
+    GPU for each. ``guessed`` says that both rest on a guess.
+    """
+
+    settings: Slurm
+    packs: list[Pack]
+    singles: list[str]
+    allocations: dict[str, Allocation]
+    live: dict[str, SlurmJob]
+    partitions: dict[str, Partition]
+    expected: float
+    alone: float
+    guessed: bool
+
+    def flags(self, name: str) -> list[str]:
+        """What sbatch is given for the job of the pack or cell ``name``."""
+        allocation = self.allocations.get(name)
+        return allocation.flags(self.settings) if allocation else []
+
+    def setup(self, name: str) -> list[str]:
+        """Shell lines that the job runs first."""
+        allocation = self.allocations.get(name)
+        return (allocation.request.setup or []) if allocation else []
+
+    @property
+    def to_submit(self) -> list[str]:
+        """The names of the packs and cells for which a job will be submitted."""
+        names = [*(pack.name for pack in self.packs), *self.singles]
+        return [name for name in names if name not in self.live or self.settings.live == "cancel"]
+
+
+def mark(output: Path) -> str:
+    """The comment of the job that makes ``output``."""
+    return MARK + str(output.absolute())
+
+
+def live_jobs(directory: Path) -> dict[Path, SlurmJob]:
+    """The jobs in the queue that make something in ``directory``, by what they make; raises SlurmError."""
+    inside = MARK + str(directory.absolute()) + "/"
+    return {Path(job.comment[len(MARK) :]): job for job in my_jobs() if job.comment.startswith(inside)}
+
+
+def plan_jobs(
+    config: Config,
+    directory: Path,
+    cells: Sequence[Cell],
+    states: Mapping[str, Assessment],
+    share: Callable[[Cell], int],
+    site: Request,
+) -> SlurmPlan:
+    """The jobs that bring the ``cells`` without a result to their end; ``directory`` is the sweep's, absolute.
+
+    ``site`` is what is asked for where ``config`` says nothing.
+
+    Raises UserError when there is no Slurm, or when a cell asks for what no partition has.
+    """
+    require_slurm()
+    partitions = {partition.name: partition for partition in read_partitions()}
+    try:
+        found = live_jobs(directory)
+    except SlurmError as error:
+        raise UserError(
+            "--profile profiles/slurm", Verbatim(str(error)), "a cluster that answers `squeue`", "try again"
+        ) from None
+    asked = config.slurm.over(site)
+    settings = config.slurm
+    waiting = [cell for cell in cells if not states[cell.id].handed_over]
+    live, packs, singles = _adopt(directory, found, {cell.id for cell in waiting})
+    if settings.live == "cancel":
+        packs, singles = [], []
+    adopted = {*singles, *(cell for pack in packs for cell in pack.cells)}
+    left = [cell for cell in waiting if cell.id not in adopted]
+    shares = {cell.id: share(cell) for cell in left}
+    estimates = estimate(cells, states)
+    allocations: dict[str, Allocation] = {}
+    expected = 0.0
+    for lane in _lanes(config, asked, partitions, left, shares, estimates):
+        if settings.mode != "pack":
+            singles += [cell.id for cell in lane.cells]
+            allocations |= {cell.id: lane.single(cell, settings) for cell in lane.cells}
+            parts = shares if settings.mode == "shard" else dict.fromkeys(shares, WHOLE)
+            expected += sum(parts[cell.id] / WHOLE * estimates[cell.id].minutes for cell in lane.cells)
+            continue
+        largest = config.cells_per_job if isinstance(config.cells_per_job, int) else None
+        for members, allocation in lane.gather(settings, largest):
+            ids = tuple(cell.id for cell in members)
+            packs.append(Pack(name_of(ids, states), ids))
+            allocations[packs[-1].name] = allocation
+            expected += lane.expected_minutes(members, allocation) * allocation.gpus
+    return SlurmPlan(
+        settings,
+        packs,
+        singles,
+        allocations,
+        live,
+        partitions,
+        expected,
+        alone=sum(estimates[cell.id].minutes for cell in left),
+        guessed=any(not estimates[cell.id].bound for cell in left),
+    )
+
+
+def check_requests(plan: SlurmPlan) -> None:
+    """Ask Slurm whether it would take the jobs; raises UserError with its own words if not."""
+    asked: dict[tuple[str, ...], str] = {}
+    for name in plan.to_submit:
+        # Time and CPUs may differ from job to job, but what is refused is nearly always the rest, or the largest.
+        asked.setdefault(tuple(plan.flags(name)), name)
+    for flags in list(asked)[:_TRIED]:
+        words = refusal(flags)
+        if words is not None:
+            key = next((key for word, key in _KEYS.items() if word in words.lower()), "slurm")
+            raise UserError(
+                key,
+                Verbatim(f"sbatch {' '.join(flags)}"),
+                "a job that Slurm takes",
+                Verbatim(f"Slurm says: {words}. Change `{key}` (for some of the cells: the same under `resources`)"),
+            )
+
+
+def _adopt(
+    directory: Path, found: Mapping[Path, SlurmJob], waiting: set[str]
+) -> tuple[dict[str, SlurmJob], list[Pack], list[str]]:
+    """What is in the queue already: the jobs by the name of their pack or cell, those packs, those cells."""
+    live: dict[str, SlurmJob] = {}
+    packs, singles = [], []
+    for output, job in found.items():
+        if output.parent == directory / "packs" and pack_file(directory, output.stem, "json").exists():
+            packs.append(Pack.read(directory, output.stem))
+            live[output.stem] = job
+        elif output.parent.name in waiting:
+            singles.append(output.parent.name)
+            live[output.parent.name] = job
+    return live, packs, singles
+
+
+def _lanes(
+    config: Config,
+    asked: Request,
+    partitions: Mapping[str, Partition],
+    cells: Sequence[Cell],
+    shares: Mapping[str, int],
+    estimates: Mapping[str, Estimate],
+) -> list[Lane]:
+    groups: dict[str, tuple[Request, Partition, list[Cell]]] = {}
+    for cell in cells:
+        request = (cell.resources.slurm or Request()).over(asked)
+        key = request.model_dump_json()
+        if key not in groups:
+            groups[key] = (request, _partition(request, partitions, config, cell.resources), [])
+        _check_cell(config, cell, groups[key][1], shares[cell.id])
+        groups[key][2].append(cell)
+    return [
+        Lane(request, partition, tuple(members), shares, estimates) for request, partition, members in groups.values()
+    ]
+
+
+def _partition(
+    request: Request, partitions: Mapping[str, Partition], config: Config, resources: Resources
+) -> Partition:
+    """Where the jobs will run; raises UserError when there is no such partition, or it has not what is asked for."""
+    own = resources.slurm
+    place = f"{_entry(config, resources)}.slurm" if own and own.partition else "slurm"
+    if request.partition is None:
+        partition = next((found for found in partitions.values() if found.default), None)
+        if partition is None:
+            raise UserError(
+                "slurm.partition", None, "a partition: this cluster has no default", did_you_mean("", partitions)
+            )
+    elif request.partition not in partitions:
+        raise UserError(
+            f"{place}.partition",
+            request.partition,
+            "a partition of this cluster",
+            did_you_mean(request.partition, partitions),
+        )
+    else:
+        partition = partitions[request.partition]
+    if not partition.gpus:
+        with_gpus = [found.name for found in partitions.values() if found.gpus]
+        raise UserError(
+            f"{place}.partition",
+            partition.name,
+            "a partition whose nodes have GPUs",
+            f"choose another: {', '.join(with_gpus) or 'none of this cluster has any'}",
+        )
+    model = request.gpu_model
+    if model and partition.models and model not in partition.models:
+        where = f"{_entry(config, resources)}.slurm" if own and own.gpu_model else "slurm"
+        raise UserError(
+            f"{where}.gpu_model",
+            model,
+            f"a GPU of partition {partition.name}",
+            did_you_mean(model, partition.models),
+        )
+    if config.slurm.mode == "pack" and config.slurm.pack.gpus > partition.gpus:
+        raise UserError(
+            "slurm.pack.gpus",
+            config.slurm.pack.gpus,
+            f"at most {partition.gpus}, what a node of partition {partition.name} has: a pack runs on one node",
+            "lower it, or set `slurm.partition` to one with larger nodes",
+        )
+    if config.slurm.mode == "shard" and not partition.shards:
+        raise UserError(
+            "slurm.mode",
+            "shard",
+            f"a partition with shards, which {partition.name} has not (`sinfo -o %G`)",
+            "use `mode: pack`, which needs none",
+        )
+    return partition
+
+
+def _check_cell(config: Config, cell: Cell, partition: Partition, share: int) -> None:
+    """Raises UserError when no node of ``partition`` has what ``cell`` needs."""
+    resources = cell.resources
+    place = _entry(config, resources)
+    limit = math.inf if partition.minutes is None else partition.minutes
+    if (resources.runtime or 0) + START_MINUTES > limit:
+        raise UserError(
+            f"{place}.runtime",
+            f"{resources.runtime} min",
+            f"at most {limit - START_MINUTES:.0f} min: partition {partition.name} allows {limit:.0f}, and starting "
+            f"may take {START_MINUTES}",
+            "lower it (a cell that is stopped goes on from its checkpoint), or choose another `slurm.partition`",
+        )
+    if resources.cpus > partition.cpus:
+        raise UserError(
+            f"{place}.cpus",
+            resources.cpus,
+            f"at most {partition.cpus}, what a node of {partition.name} has",
+            "lower it",
+        )
+    if (resources.mem or 0) > partition.memory:
+        raise UserError(
+            f"{place}.mem",
+            f"{resources.mem} MB",
+            f"at most the {partition.memory} MB of a node of {partition.name}",
+            "lower it",
+        )
+
+
+def _entry(config: Config, resources: Resources) -> str:
+    position = next((number for number, entry in enumerate(config.resources) if entry is resources), None)
+    return "resources" if position is None else f"resources[{position}]"
