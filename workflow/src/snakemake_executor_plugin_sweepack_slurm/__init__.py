@@ -6,8 +6,6 @@ are adopted. What a job asks for stands in its resources `sbatch` and `setup`; w
 `sweepack.slurm.watch`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shlex
@@ -15,7 +13,7 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
@@ -31,9 +29,10 @@ from sweepack.slurm.watch import Verdict, Watch
 _UNREACHABLE = re.compile("unable to contact|connection refused|timed out|not answered|temporarily", re.IGNORECASE)
 _AGAIN_SECONDS = 10.0
 
-_chosen: ExecutorSettings | None = None
+_chosen: "ExecutorSettings | None" = None
 
 
+# No postponed annotations in this file, and no `str | None`: Snakemake makes command line options from the types.
 def _setting(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
 
@@ -46,13 +45,13 @@ class ExecutorSettings(ExecutorSettingsBase):
     silence_minutes: int = _setting(
         60, "How long Slurm may not answer until the run gives up. Its jobs go on; the next run adopts them."
     )
-    partition: str | None = _setting(None, "Partition, where the configuration names none.")
-    account: str | None = _setting(None, "Account, where the configuration names none.")
-    qos: str | None = _setting(None, "Quality of service, where the configuration names none.")
-    constraint: str | None = _setting(None, "Node features, where the configuration names none.")
-    reservation: str | None = _setting(None, "Reservation, where the configuration names none.")
-    extra: str | None = _setting(None, "More flags of sbatch, where the configuration has none.")
-    setup: str | None = _setting(None, "Shell line for jobs to run first, where the configuration has none.")
+    partition: Optional[str] = _setting(None, "Partition, where the configuration names none.")
+    account: Optional[str] = _setting(None, "Account, where the configuration names none.")
+    qos: Optional[str] = _setting(None, "Quality of service, where the configuration names none.")
+    constraint: Optional[str] = _setting(None, "Node features, where the configuration names none.")
+    reservation: Optional[str] = _setting(None, "Reservation, where the configuration names none.")
+    extra: Optional[str] = _setting(None, "More flags of sbatch, where the configuration has none.")
+    setup: Optional[str] = _setting(None, "Shell line for jobs to run first, where the configuration has none.")
 
     def __post_init__(self) -> None:
         global _chosen

@@ -37,7 +37,7 @@ def estimate(cells: Sequence[Cell], states: Mapping[str, Assessment]) -> dict[st
     taken: dict[int, list[float]] = {}
     for cell in cells:
         record = states[cell.id].record
-        if record and record.status is State.FINISHED and record.started and record.ended:
+        if record and record.status is State.FINISHED and record.started is not None and record.ended is not None:
             taken.setdefault(id(cell.resources), []).append((record.ended - record.started) / 60)
     found = {}
     for cell in cells:
