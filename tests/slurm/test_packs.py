@@ -97,6 +97,7 @@ def test_requests_reach_slurm(project: Sandbox, empty_cluster: Cluster) -> None:
     make_project(
         project,
         4,
+        runtime=None,
         slurm={
             "account": "ml",
             "extra": "--nice=7",

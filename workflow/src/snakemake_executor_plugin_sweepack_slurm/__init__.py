@@ -105,7 +105,7 @@ class Executor(RemoteExecutor):
                 identity = self._submit(job, output)
                 self.logger.info(f"{output.stem}: submitted as Slurm job {identity}")
         except (SlurmError, WorkflowError) as error:
-            self.report_job_error(SubmittedJobInfo(job), msg=f"{error}\n")
+            self._fail(SubmittedJobInfo(job), str(error))
             return
         self.report_job_submission(SubmittedJobInfo(job, external_jobid=identity))
 
@@ -164,9 +164,14 @@ class Executor(RemoteExecutor):
             elif verdict is Verdict.SUCCEEDED or self._has_output(info):
                 self.report_job_success(info)
             else:
-                self.report_job_error(info, msg=f"Slurm job {info.external_jobid}: {words}. ")
+                self._fail(info, f"Slurm job {info.external_jobid}: {words}")
         for words in self._watch.news():
             self.logger.warning(words)
+
+    def _fail(self, info: SubmittedJobInfo, words: str) -> None:
+        # Snakemake's own report of it is as long as the job's command, and the profile leaves it out.
+        self.logger.error(f"{Path(str(info.job.output[0])).stem}: {words}")
+        self.report_job_error(info)
 
     def _has_output(self, info: SubmittedJobInfo) -> bool:
         """Slurm may lose sight of a job that has done all it had to."""

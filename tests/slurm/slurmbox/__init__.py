@@ -1,1 +1,0 @@
-"""A real Slurm cluster inside one machine, for tests. By hand: ``tests/slurm/cluster``."""
