@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import Sandbox
 
 from .cluster_tools import Cluster, run_cluster
 from .testbed.daemons import wait_until
@@ -83,3 +84,11 @@ def empty_cluster(cluster: Cluster, turn: None) -> Iterator[Cluster]:
     cluster.empty()
     yield cluster
     cluster.empty()
+
+
+@pytest.fixture
+def project(sandbox: Sandbox) -> Sandbox:
+    """Devices are what Slurm gives, leases each node's own."""
+    for name in ("SWEEPACK_DEVICES", "SWEEPACK_LEASES"):
+        del sandbox.environment[name]
+    return sandbox

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_tools import Cluster
 from conftest import Sandbox
-from sweeps import FAST, make_project
+
+from .cluster_tools import Cluster
+from .sweeps import FAST, make_project
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_tools import Cluster
 from conftest import Sandbox, make_sandbox
-from sweeps import FAST, attempts, make_project, packs, seen, table
+
+from .cluster_tools import Cluster
+from .sweeps import FAST, attempts, make_project, packs, seen, table
 
 ONCE = (*FAST, "--retries", "0")
 
@@ -80,7 +81,9 @@ def test_a_bad_night(project: Sandbox, reference: Sandbox, empty_cluster: Cluste
     empty_cluster.requeue(requeued)
     empty_cluster.cancel(cancelled)
     empty_cluster.kill_node("n2")
-    urgent = empty_cluster.submit("--partition=hi", "--nodelist=n1", "--gpus=4", "--time=1", command="sleep 5")
+    urgent = empty_cluster.submit(
+        "--partition=hi", "--nodelist=n1", "--nodes=1", "--gres=gpu:4", "--time=1", command="sleep 5"
+    )
     empty_cluster.wait_for_state(urgent, "RUNNING", "COMPLETED", seconds=60)
     empty_cluster.start_node("n2")
     end_of(run, 1, limit=240)
@@ -154,7 +157,9 @@ def test_preempted_by_cancelling_is_an_end(project: Sandbox, empty_cluster: Clus
     run = run_of(project)
     (job,) = wait_for_start(empty_cluster, project, 1, 4)
     node = empty_cluster.node_of(job)
-    empty_cluster.submit("--partition=hi", f"--nodelist={node}", "--gpus=4", "--time=1", command="sleep 1")
+    empty_cluster.submit(
+        "--partition=hi", f"--nodelist={node}", "--nodes=1", "--gres=gpu:4", "--time=1", command="sleep 1"
+    )
     empty_cluster.wait_for_state(job, "PREEMPTED", seconds=60)
     output = end_of(run, 1)
     assert "PREEMPTED" in output
