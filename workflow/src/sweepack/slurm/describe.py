@@ -32,7 +32,8 @@ def _jobs(plan: SlurmPlan) -> str:
         size = f"{min(sizes)} to {max(sizes)}" if min(sizes) < max(sizes) else f"{sizes[0]}"
         gpus = plan.settings.pack.gpus
         on = "a GPU" if gpus == 1 else f"{gpus} GPUs of one node"
-        parts.append(f"{len(new)} pack{'s' * (len(new) > 1)} of {size} cells, each on {on}")
+        each = f"s of {size} cells, each on" if len(new) > 1 else f" of {size} cell{'s' * (sizes[0] > 1)} on"
+        parts.append(f"{len(new)} pack{each} {on}")
     single = [name for name in plan.singles if name in plan.to_submit]
     if single:
         what = "shards of a GPU" if plan.settings.mode == "shard" else "a whole GPU"
@@ -50,18 +51,10 @@ def _live(plan: SlurmPlan) -> list[str]:
 
 
 def _cost(plan: SlurmPlan) -> list[str]:
-    asked = 0.0
-    for name in plan.to_submit:
-        allocation = plan.allocations[name]
-        # A job with shards holds its part of the GPU; what that part is the share says.
-        asked += allocation.gpus * allocation.minutes / 60
-    shards = plan.settings.mode == "shard"
-    limit = "" if shards else f"{asked:.3g} GPU-hours asked for by the time limits; "
-    basis = (
-        "if a cell takes 10 min, which is a guess: give `runtime`"
-        if plan.guessed
-        else "by `runtime` or by what finished cells took"
-    )
-    expected, alone = plan.expected / 60, plan.alone / 60
-    text = f"{limit}{expected:.3g} expected ({basis}), {alone:.3g} at one cell a GPU"
-    return [f"  cost     {text}"]
+    expected, alone = (f"{minutes / 60:.3g}" for minutes in (plan.expected, plan.alone))
+    basis = "if a cell takes 10 min, which is a guess: give `runtime`" if plan.guessed else "by `runtime` or by finished cells"
+    lines = [f"  cost     {expected} GPU-hours expected, {basis}; {alone} at one cell a GPU"]
+    if plan.settings.mode != "shard":
+        asked = sum(plan.allocations[name].gpus * plan.allocations[name].minutes for name in plan.to_submit) / 60
+        lines.append(f"           {asked:.3g} GPU-hours asked for, by the time limits of the jobs")
+    return lines
