@@ -35,7 +35,8 @@ _chosen: ExecutorSettings | None = None
 
 
 def _setting(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
+    # Snakemake would take the annotation, which is a text here, for the type.
+    return field(default=default, metadata={"help": text, "type": str if default is None else type(default)})
 
 
 @dataclass
