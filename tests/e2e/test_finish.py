@@ -184,7 +184,7 @@ def test_a_host_that_dies_over_the_table_is_replaced_by_a_fresh_process(watched,
     run.start(eventually)
     host, _ = run.host(eventually)
     (run.root / "go").touch()
-    eventually(lambda: children(host), "the table to be begun")
+    eventually(lambda: children(host), "the table to be begun", 60)
     os.kill(host, signal.SIGKILL)
     eventually(lambda: "table" in run.started(), "the table to be begun anew")
     run.unblock()
@@ -199,7 +199,7 @@ def test_signals_reach_the_process_that_makes_the_table(watched, eventually, sig
     run.start(eventually)
     host, _ = run.host(eventually)
     (run.root / "go").touch()
-    eventually(lambda: children(host), "the table to be begun")
+    eventually(lambda: children(host), "the table to be begun", 60)
     if signum == signal.SIGINT:  # Ctrl-C
         os.killpg(run.driver.pid, signum)
     else:
