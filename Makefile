@@ -3,15 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint docs bench clean
+.PHONY: help venv demo test test-slurm slurm-up slurm-down lint docs bench clean
 
 help:
-	@echo "make demo   set up, run the default sweep, show its best cells"
-	@echo "make test   set up, run the tests"
-	@echo "make lint   ruff, snakefmt, mypy"
-	@echo "make bench  this beside other tools on the same cells: docs/benchmarks.md (some 30 minutes)"
-	@echo "make docs   write config/README.md and config/schema.json from the models"
-	@echo "make venv   set up $(VENV); then: . $(BIN)/activate"
+	@echo "make demo        set up, run the default sweep, show its best cells"
+	@echo "make test        set up, run the tests"
+	@echo "make test-slurm  the tests on a real Slurm cluster inside this machine (root; installs Debian's packages)"
+	@echo "make slurm-up    that cluster, to try things on; make slurm-down stops it"
+	@echo "make lint        ruff, snakefmt, mypy"
+	@echo "make bench       this beside other tools on the same cells: docs/benchmarks.md (some 30 minutes)"
+	@echo "make docs        write config/README.md and config/schema.json from the models"
+	@echo "make venv        set up $(VENV); then: . $(BIN)/activate"
 
 venv: $(VENV)/.installed
 
@@ -35,8 +37,18 @@ demo: venv
 	@echo "table:  results/digits/table.csv (and .parquet)"
 	@echo "report: results/digits/report.html"
 
+# With SWEEPACK_SKIP_SLURM=1 without those that `make test-slurm` runs; else they skip where there is no Slurm.
 test: $(VENV)/.installed-dev
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n logical --maxprocesses 4
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n logical --maxprocesses 4 $(if $(SWEEPACK_SKIP_SLURM),--ignore tests/slurm)
+
+test-slurm: $(VENV)/.installed-dev
+	PATH="$(CURDIR)/$(BIN):$$PATH" tests/slurm/run
+
+slurm-up:
+	@$(PYTHON) tests/slurm/cluster up
+
+slurm-down:
+	@$(PYTHON) tests/slurm/cluster down
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

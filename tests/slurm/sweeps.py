@@ -37,14 +37,16 @@ def train(cell, *, n: int, seconds: float = 0.0, epochs: int = 1):
 """
 
 
-def make_project(sandbox: Sandbox, cells: int, *, share: float = 0.25, slurm: dict[str, Any], **config: Any) -> None:
+def make_project(
+    sandbox: Sandbox, cells: int, *, share: float = 0.25, runtime: int | None = 5, slurm: dict[str, Any], **config: Any
+) -> None:
     """``cells`` cells of a ``share``, with further keys of the sweep's parameters in ``params``."""
     sandbox.write("task.py", TASK)
     params = config.pop("params", {})
     axes = config.pop("axes", {"n": list(range(cells))})
     sandbox.config(
         sweep={"name": "test", "task": "task.py:train", "axes": axes, "params": params},
-        resources=[{"gpu": share, "cpus": 1, "runtime": 5}],
+        resources=[{"gpu": share, "cpus": 1, "runtime": runtime}],
         slurm={"grace": 10, **slurm},
         **config,
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_tools import Cluster
 from conftest import Sandbox
-from sweeps import FAST, make_project
+
+from .cluster_tools import Cluster
+from .sweeps import FAST, make_project
 
 
 @pytest.mark.parametrize(
@@ -15,7 +18,6 @@ from sweeps import FAST, make_project
     [
         ({"partition": "gpuu"}, ["error in slurm.partition", "'gpuu'", "did you mean `gpu`?"]),
         ({"account": "other"}, ["error in slurm.account", "Slurm says: Invalid account"]),
-        ({"qos": "nonesuch"}, ["error in slurm.qos", "Slurm says: Invalid qos"]),
         ({"constraint": "h900"}, ["error in slurm.constraint", "Slurm says: Invalid feature"]),
         ({"reservation": "noon"}, ["error in slurm.reservation", "Slurm says"]),
         ({"gpu_model": "h900"}, ["gpu_model", "h900"]),
@@ -34,10 +36,14 @@ def test_the_plan_refuses(project: Sandbox, cluster: Cluster, slurm: dict[str, A
     assert not (project.root / "results/test/packs").exists()
 
 
-def test_without_slurm_the_error_says_so(project: Sandbox, cluster: Cluster, tmp_path: Any) -> None:
+def test_without_slurm_the_error_says_so(project: Sandbox, tmp_path: Path) -> None:
     make_project(project, 4, slurm={})
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for program in ("bash", "sh", "which", "env"):
+        (programs / program).symlink_to(shutil.which(program) or program)
     path = project.environment["PATH"].split(":")[0]
-    output = project.snakemake("-n", profile="slurm", status=1, PATH=f"{path}:/bin-of-nobody")
+    output = project.snakemake("-n", profile="slurm", status=1, PATH=f"{path}:{programs}")
     assert "sbatch is not on the path" in output and "profiles/local" in output
 
 

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster_tools import Cluster
 from conftest import Sandbox, make_sandbox
-from sweeps import FAST, attempts, make_project, packs, seen, table
+
+from .cluster_tools import Cluster
+from .sweeps import FAST, attempts, make_project, packs, seen, table
 
 ONCE = (*FAST, "--retries", "0")
 
@@ -80,7 +81,9 @@ def test_a_bad_night(project: Sandbox, reference: Sandbox, empty_cluster: Cluste
     empty_cluster.requeue(requeued)
     empty_cluster.cancel(cancelled)
     empty_cluster.kill_node("n2")
-    urgent = empty_cluster.submit("--partition=hi", "--nodelist=n1", "--gpus=4", "--time=1", command="sleep 5")
+    urgent = empty_cluster.submit(
+        "--partition=hi", "--nodelist=n1", "--nodes=1", "--gres=gpu:4", "--time=1", command="sleep 5"
+    )
     empty_cluster.wait_for_state(urgent, "RUNNING", "COMPLETED", seconds=60)
     empty_cluster.start_node("n2")
     end_of(run, 1, limit=240)
@@ -109,10 +112,12 @@ def test_a_bad_night(project: Sandbox, reference: Sandbox, empty_cluster: Cluste
 def test_the_time_limit_saves_what_there_is_and_the_retry_goes_on(project: Sandbox, empty_cluster: Cluster) -> None:
     # A minute is the least that Slurm takes: told to stop 50 s before its end, cells of 20 s need several jobs.
     make_project(
-        project, 4, slurm={"time": 1, "grace": 50, "pack": {"count": 1}}, params={"seconds": 25.0, "epochs": 50}
+        project,
+        4,
+        runtime=None,
+        slurm={"time": 1, "grace": 50, "pack": {"count": 1}},
+        params={"seconds": 25.0, "epochs": 50},
     )
-    config = (project.root / "config/config.yaml").read_text().replace('"runtime": 5', '"runtime": null')
-    project.write("config/config.yaml", config)
     project.snakemake(*FAST, "--retries", "4", profile="slurm")
     assert len(jobs_of(empty_cluster, project)) >= 2
     assert all(count >= 2 for count in attempts(project).values())
@@ -146,11 +151,16 @@ def test_jobs_that_a_killed_snakemake_left(project: Sandbox, empty_cluster: Clus
 
 
 def test_preempted_by_cancelling_is_an_end(project: Sandbox, empty_cluster: Cluster) -> None:
-    make_project(project, 4, slurm={"partition": "cancl", "pack": {"count": 1}}, params={"seconds": 20.0, "epochs": 40})
+    make_project(
+        project, 4, slurm={"partition": "cancl", "pack": {"count": 1}}, params={"seconds": 90.0, "epochs": 180}
+    )
     run = run_of(project)
     (job,) = wait_for_start(empty_cluster, project, 1, 4)
     node = empty_cluster.node_of(job)
-    empty_cluster.submit("--partition=hi", f"--nodelist={node}", "--gpus=4", "--time=1", command="sleep 1")
+    empty_cluster.submit(
+        "--partition=hi", f"--nodelist={node}", "--nodes=1", "--gres=gpu:4", "--time=1", command="sleep 1"
+    )
+    empty_cluster.wait_for_state(job, "PREEMPTED", seconds=60)
     output = end_of(run, 1)
     assert "PREEMPTED" in output
     assert {record["status"] for record in project.cells().values()} == {"interrupted"}

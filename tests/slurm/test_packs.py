@@ -6,9 +6,10 @@ import itertools
 from typing import Any
 
 import pytest
-from cluster_tools import Cluster
 from conftest import Sandbox, make_sandbox
-from sweeps import FAST, attempts, make_project, packs, seen, table
+
+from .cluster_tools import Cluster
+from .sweeps import FAST, attempts, make_project, packs, seen, table
 
 
 def test_72_uneven_cells_fill_the_gpus_of_6_packs(project: Sandbox, empty_cluster: Cluster) -> None:
@@ -97,12 +98,14 @@ def test_requests_reach_slurm(project: Sandbox, empty_cluster: Cluster) -> None:
     make_project(
         project,
         4,
+        runtime=None,
         slurm={
             "account": "ml",
             "extra": "--nice=7",
             "setup": "export FROM_SETUP=yes",
             "gpu_flag": "gres",
             "requeue": False,
+            "pack": {"count": 1},
         },
     )
     run = project.start(*FAST, "--sweepack-slurm-partition", "short", profile="slurm")

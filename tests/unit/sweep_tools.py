@@ -41,7 +41,10 @@ WHOLE: dict[str, Any] = {
         "exclude": [{"lr": 0.1, "width": "> 2"}],
         "sample": {"count": 3, "seed": 1},
     },
-    "resources": [{"match": {"lr": [0.1, 0.2]}, "gpu": 0.5, "cpus": 2, "mem": "2GB", "runtime": "30m"}, {"gpu": 1}],
+    "resources": [
+        {"match": {"lr": [0.1, 0.2]}, "gpu": 0.5, "cpus": 2, "mem": "2GB", "runtime": "30m", "slurm": {"qos": "q"}},
+        {"gpu": 1},
+    ],
     "objective": {"metric": "accuracy", "mode": "max"},
     "on_error": "nan",
     "placement": "packed",

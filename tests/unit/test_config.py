@@ -40,7 +40,14 @@ def test_resources_are_held_in_thousandths_megabytes_and_minutes(key: str, given
 
 def test_what_is_not_stated_has_the_documented_default() -> None:
     config = checked()
-    assert config.resources[0].model_dump() == {"match": {}, "gpu": 1000, "cpus": 1, "mem": None, "runtime": None}
+    assert config.resources[0].model_dump() == {
+        "match": {},
+        "gpu": 1000,
+        "cpus": 1,
+        "mem": None,
+        "runtime": None,
+        "slurm": None,
+    }
     assert (config.on_error, config.placement, config.results) == ("raise", "packed", "results")
     assert (config.confirm_above, config.lease_timeout, config.import_timeout) == (10_000, 1440, 120.0)
     assert (config.devices, config.jobs_per_gpu, config.objective, config.sweep.sample) == (None, None, None, None)

@@ -19,7 +19,7 @@ NODE = Partition("gpu", True, 24 * 60, cpus=32, memory=64_000, gpus=4, shards=40
 
 
 def cells(count: int, **resources: Any) -> list[Cell]:
-    entry = Resources(**resources)
+    entry = Resources(slurm=None, **resources)
     return [Cell(f"{index:012x}", index, {}, f"c{index}", entry) for index in range(count)]
 
 

@@ -6,8 +6,6 @@ are adopted. What a job asks for stands in its resources `sbatch` and `setup`; w
 `sweepack.slurm.watch`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shlex
@@ -15,7 +13,7 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from snakemake_interface_common.exceptions import WorkflowError
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
@@ -31,12 +29,12 @@ from sweepack.slurm.watch import Verdict, Watch
 _UNREACHABLE = re.compile("unable to contact|connection refused|timed out|not answered|temporarily", re.IGNORECASE)
 _AGAIN_SECONDS = 10.0
 
-_chosen: ExecutorSettings | None = None
+_chosen: "ExecutorSettings | None" = None
 
 
+# No postponed annotations in this file, and no `str | None`: Snakemake makes command line options from the types.
 def _setting(default: Any, text: str) -> Any:
-    # Snakemake would take the annotation, which is a text here, for the type.
-    return field(default=default, metadata={"help": text, "type": str if default is None else type(default)})
+    return field(default=default, metadata={"help": text})
 
 
 @dataclass
@@ -47,13 +45,13 @@ class ExecutorSettings(ExecutorSettingsBase):
     silence_minutes: int = _setting(
         60, "How long Slurm may not answer until the run gives up. Its jobs go on; the next run adopts them."
     )
-    partition: str | None = _setting(None, "Partition, where the configuration names none.")
-    account: str | None = _setting(None, "Account, where the configuration names none.")
-    qos: str | None = _setting(None, "Quality of service, where the configuration names none.")
-    constraint: str | None = _setting(None, "Node features, where the configuration names none.")
-    reservation: str | None = _setting(None, "Reservation, where the configuration names none.")
-    extra: str | None = _setting(None, "More flags of sbatch, where the configuration has none.")
-    setup: str | None = _setting(None, "Shell line for jobs to run first, where the configuration has none.")
+    partition: Optional[str] = _setting(None, "Partition, where the configuration names none.")
+    account: Optional[str] = _setting(None, "Account, where the configuration names none.")
+    qos: Optional[str] = _setting(None, "Quality of service, where the configuration names none.")
+    constraint: Optional[str] = _setting(None, "Node features, where the configuration names none.")
+    reservation: Optional[str] = _setting(None, "Reservation, where the configuration names none.")
+    extra: Optional[str] = _setting(None, "More flags of sbatch, where the configuration has none.")
+    setup: Optional[str] = _setting(None, "Shell line for jobs to run first, where the configuration has none.")
 
     def __post_init__(self) -> None:
         global _chosen
@@ -107,7 +105,7 @@ class Executor(RemoteExecutor):
                 identity = self._submit(job, output)
                 self.logger.info(f"{output.stem}: submitted as Slurm job {identity}")
         except (SlurmError, WorkflowError) as error:
-            self.report_job_error(SubmittedJobInfo(job), msg=f"{error}\n")
+            self._fail(SubmittedJobInfo(job), str(error))
             return
         self.report_job_submission(SubmittedJobInfo(job, external_jobid=identity))
 
@@ -166,9 +164,14 @@ class Executor(RemoteExecutor):
             elif verdict is Verdict.SUCCEEDED or self._has_output(info):
                 self.report_job_success(info)
             else:
-                self.report_job_error(info, msg=f"Slurm job {info.external_jobid}: {words}. ")
+                self._fail(info, f"Slurm job {info.external_jobid}: {words}")
         for words in self._watch.news():
             self.logger.warning(words)
+
+    def _fail(self, info: SubmittedJobInfo, words: str) -> None:
+        # Snakemake's own report of it is as long as the job's command, and the profile leaves it out.
+        self.logger.error(f"{Path(str(info.job.output[0])).stem}: {words}")
+        self.report_job_error(info)
 
     def _has_output(self, info: SubmittedJobInfo) -> bool:
         """Slurm may lose sight of a job that has done all it had to."""

@@ -91,4 +91,6 @@ def _default(key: str, field: FieldInfo) -> str:
     written = {"resources[].gpu": "1", "lease_timeout": "24h", "resources": "[{gpu: 1, cpus: 1}]"}
     if key in written:
         return f"`{written[key]}`"
+    if isinstance(field.default, BaseModel):
+        return "as below"
     return "none" if field.default is None else f"`{json.dumps(field.default)}`"

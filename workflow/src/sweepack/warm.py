@@ -207,7 +207,6 @@ class Host:
         try:
             shed(parent, (os.open(os.devnull, os.O_RDONLY), log, log), (job.terminal, *job.kept_open))
             take_on(surroundings)
-            # What the import has set would be set in a fresh process too.
             for name, value in self._changes.items():
                 os.environ.pop(name, None)
                 if value is not None:
@@ -315,6 +314,10 @@ def _main(request: dict[str, Any]) -> int:
         return 1
     if request["stamp"]:
         remember_import(Path(request["stamp"]), found)
+    if os.environ.get("CUDA_VISIBLE_DEVICES"):
+        # Each cell asks it for the GPU and for a cap on its memory, whether the task knows torch or not.
+        with contextlib.suppress(ImportError):
+            import torch  # noqa: F401
     if "pytorch_lightning" in sys.modules:
         import sweepack.lightning  # noqa: F401
     module, _ = import_task(request["task"], root)

@@ -57,7 +57,11 @@ def _cost(plan: SlurmPlan) -> list[str]:
         asked += allocation.gpus * allocation.minutes / 60
     shards = plan.settings.mode == "shard"
     limit = "" if shards else f"{asked:.3g} GPU-hours asked for by the time limits; "
-    basis = "if a cell takes 10 min, which is a guess: give `runtime`" if plan.guessed else "by `runtime`"
+    basis = (
+        "if a cell takes 10 min, which is a guess: give `runtime`"
+        if plan.guessed
+        else "by `runtime` or by what finished cells took"
+    )
     expected, alone = plan.expected / 60, plan.alone / 60
     text = f"{limit}{expected:.3g} expected ({basis}), {alone:.3g} at one cell a GPU"
     return [f"  cost     {text}"]

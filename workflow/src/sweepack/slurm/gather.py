@@ -26,10 +26,14 @@ START_MINUTES = 5
 
 @dataclass(frozen=True)
 class Estimate:
-    """How long a cell will take, in minutes, and whether that is a bound that its config gives (``runtime``)."""
+    """How long a cell will take, in minutes.
+
+    ``bound``: no longer, as its config says (``runtime``). ``known``: by that, or by finished cells; else a guess.
+    """
 
     minutes: float
     bound: bool
+    known: bool = True
 
 
 def estimate(cells: Sequence[Cell], states: Mapping[str, Assessment]) -> dict[str, Estimate]:
@@ -37,7 +41,7 @@ def estimate(cells: Sequence[Cell], states: Mapping[str, Assessment]) -> dict[st
     taken: dict[int, list[float]] = {}
     for cell in cells:
         record = states[cell.id].record
-        if record and record.status is State.FINISHED and record.started and record.ended:
+        if record and record.status is State.FINISHED and record.started is not None and record.ended is not None:
             taken.setdefault(id(cell.resources), []).append((record.ended - record.started) / 60)
     found = {}
     for cell in cells:
@@ -47,7 +51,7 @@ def estimate(cells: Sequence[Cell], states: Mapping[str, Assessment]) -> dict[st
             found[cell.id] = Estimate(float(cell.resources.runtime), True)
         else:
             known = taken.get(id(cell.resources))
-            found[cell.id] = Estimate(fmean(known) if known else GUESSED_MINUTES, False)
+            found[cell.id] = Estimate(fmean(known) if known else GUESSED_MINUTES, False, bool(known))
     return found
 
 
@@ -67,13 +71,13 @@ class Lane:
         count = self._count(settings, gpus)
         if largest:
             count = max(count, math.ceil(len(self.cells) / largest))
-        room = self._limit(settings) - START_MINUTES
+        room = self._room(settings)
         while True:
             packs = self._balanced(min(count, len(self.cells)), largest)
             longest = max(self._expected(pack, gpus, settings) for pack in packs)
             if longest <= room or count >= len(self.cells):
                 return [(pack, self._allocation(pack, gpus, settings)) for pack in packs]
-            count = max(count + 1, math.ceil(count * longest / max(room, 1)))
+            count = max(count + 1, math.ceil(count * longest / room))
 
     def single(self, cell: Cell, settings: Slurm) -> Allocation:
         """What the job of one cell asks for."""
@@ -106,7 +110,7 @@ class Lane:
         if settings.pack.count != "auto":
             return int(settings.pack.count)
         work = sum(self._work(cell) for cell in self.cells)
-        target = min(settings.pack.minutes, max(1, self._limit(settings) - START_MINUTES))
+        target = min(settings.pack.minutes, self._room(settings))
         return max(1, math.ceil(work / (gpus * target)))
 
     def _balanced(self, count: int, largest: int | None) -> list[tuple[Cell, ...]]:
@@ -129,6 +133,12 @@ class Lane:
         if all(self.estimates[cell.id].bound for cell in self.cells):
             return longest
         return min(longest, settings.time or DEFAULT_LIMIT)
+
+    def _room(self, settings: Slurm) -> float:
+        """Minutes that a pack may last. On a guess nothing is cut: what is not done in time goes on in another job."""
+        if not all(self.estimates[cell.id].known for cell in self.cells):
+            return math.inf
+        return max(1.0, self._limit(settings) - START_MINUTES)
 
     def _minutes(self, cells: Sequence[Cell], expected: float, settings: Slurm) -> int:
         """The time limit of a job: by what its cells may take at most, or else the longest that is allowed."""

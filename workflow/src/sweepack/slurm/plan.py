@@ -25,8 +25,8 @@ _TRIED = 20
 
 # What Slurm says, and the key that is to be changed.
 _KEYS = {
-    "partition": "slurm.partition",
     "account": "slurm.account",
+    "partition": "slurm.partition",
     "qos": "slurm.qos",
     "reservation": "slurm.reservation",
     "feature": "slurm.constraint",
@@ -140,7 +140,7 @@ def plan_jobs(
         partitions,
         expected,
         alone=sum(estimates[cell.id].minutes for cell in left),
-        guessed=any(not estimates[cell.id].bound for cell in left),
+        guessed=any(not estimates[cell.id].known for cell in left),
     )
 
 
