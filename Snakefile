@@ -16,7 +16,7 @@ try:
     from sweepack.errors import UserError
     from sweepack.listing import write_listing
     from sweepack.plan import check_pool, describe, make_plan
-    from sweepack.preheat import cell_host, check_task, preheat
+    from sweepack.preheat import cell_host, check_task, preheat, results_host
     from sweepack.slurm.start import check_jobs, clear_queue
     from snakemake_executor_plugin_sweepack_slurm import site_request
 except ModuleNotFoundError as missing:

@@ -9,13 +9,10 @@ import sys
 if sys.argv[1:2] == ["--host"]:
     # Without `site`, which takes a third of the interpreter's start, the package is not found by itself.
     sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../workflow/src"))
-    from sweepack.ask import HOST_DIED, ask
+    from sweepack.ask import ask_first
 
-    status = ask(sys.argv[2], sys.argv[3:])
-    if status is not None and status != HOST_DIED:
-        sys.exit(128 - status if status < 0 else status)
-    ending = ["--killed", "1"] if status == HOST_DIED else []
-    os.execv(sys.executable, [sys.executable, os.path.abspath(__file__), *sys.argv[3:], *ending])
+    status = ask_first(__file__, if_host_dies=("--killed", "1"))
+    sys.exit(128 - status if status < 0 else status)
 
 from sweepack.launch import main
 

@@ -1,25 +1,18 @@
-"""Write a sweep's table, history and failures (Parquet and CSV) from what its cells have left."""
+"""Write a sweep's table, history and failures (Parquet and CSV) from what its cells have left.
 
-from __future__ import annotations
+With `--host SOCKET` in front, as Snakemake's jobs have it, a warm host is asked to do it, if there is one.
+"""
 
-import argparse
+import os
 import sys
-from pathlib import Path
 
-from sweepack.errors import tells_user_errors
-from sweepack.manifest import Manifest
-from sweepack.results import write_tables
+if sys.argv[1:2] == ["--host"]:
+    # Without `site`, which takes a third of the interpreter's start, the package is not found by itself.
+    sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../workflow/src"))
+    from sweepack.ask import ask_first, end_like
 
+    end_like(ask_first(__file__))
 
-@tells_user_errors
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sweep-dir", type=Path, required=True, help="the sweep's folder, results/<sweep>")
-    parser.add_argument("--partial", action="store_true", help="allow for cells that have not ended yet")
-    arguments = parser.parse_args()
-    write_tables(Manifest.read(arguments.sweep_dir), arguments.sweep_dir, partial=arguments.partial)
-    return 0
+from sweepack.finish import table
 
-
-if __name__ == "__main__":
-    sys.exit(main())
+sys.exit(table())

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY, make_sandbox
-from test_warm import hosts
-from traces import nothing_is_left, processes
+from traces import hosts, nothing_is_left, processes
 
 NOBODY = 65534
 GATED = """
@@ -223,7 +222,7 @@ def test_a_socket_deleted_while_cells_run_costs_a_new_host_and_nothing_else(sand
     driver = sandbox.start("--cores", "2")
     eventually(lambda: len(started(sandbox)) == 2, "two cells")
     before = started(sandbox)
-    (path,) = (sandbox.root.parent / "leases/warm").glob("*.sock")
+    (path,) = hosts(sandbox).values()
     path.unlink()
     (sandbox.root / f"go-{min(before)}").touch()
     eventually(lambda: len(started(sandbox)) == 3, "a cell after the socket was deleted")
@@ -256,7 +255,7 @@ def test_by_hand_a_cell_ends_with_the_status_of_its_signal(sandbox, eventually):
         command = [REPOSITORY / "scripts/cell.py", "--sweep-dir", "results/test", "--cell", cell["id"]]
         if start == "asked":  # as Snakemake's jobs do
             eventually(lambda: len(started(sandbox)) >= 3, "the host")
-            (path,) = (sandbox.root.parent / "leases/warm").glob("*.sock")
+            (path,) = hosts(sandbox).values()
             command = ["-I", "-S", command[0], "--host", path, *command[1:]]
         command = [sys.executable, "-c", by_hand, sys.executable, *command]
         running.append(subprocess.Popen(command, cwd=sandbox.root, env=sandbox.environment))

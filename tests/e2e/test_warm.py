@@ -14,6 +14,7 @@ import pytest
 from sweepack.leases import LeasePool
 from sweepack.sockets import SocketAddress
 from test_lightning import lightning
+from traces import hosts
 
 TASK = """
 import os, signal, sys, time, threading
@@ -60,21 +61,6 @@ def tiny(sandbox, count=4, how="", task=TASK, **more):
 
 def metrics(sandbox):
     return {record["params"]["x"]: record["metrics"] for record in sandbox.cells().values() if record["metrics"]}
-
-
-def hosts(sandbox):
-    """The processes of warm hosts that use this sandbox's leases; their cells look alike but are their children."""
-    folder = str(sandbox.root.parent / "leases")
-    parents = {}
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (process / "cmdline").read_bytes().decode()
-            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-        if "sweepack.warm" in command and folder in command:
-            parents[int(process.name)] = parent
-    return [process for process, parent in parents.items() if parent not in parents]
 
 
 def test_cells_are_forked_from_one_host_and_know_nothing_of_each_other(sandbox, eventually):
@@ -149,7 +135,7 @@ def test_children_of_a_cell_die_with_it(sandbox):
         with contextlib.suppress(OSError):
             if (process / "cwd").readlink() == sandbox.root:
                 left.append(int(process.name))
-    assert set(left) <= set(hosts(sandbox))
+    assert set(left) <= {*hosts(sandbox), *hosts(sandbox, results=True)}
 
 
 def test_a_killed_host_takes_its_cells_with_it_and_the_next_run_goes_on(sandbox, eventually):
@@ -184,7 +170,7 @@ def test_a_client_that_vanishes_while_it_asks_harms_nobody(sandbox, eventually, 
     tiny(sandbox, how="wait", count=2)
     driver = sandbox.start("--cores", "2")
     eventually(lambda: all((sandbox.root / f"started-{x}").exists() for x in range(2)), "two cells")
-    (path,) = (sandbox.root.parent / "leases/warm").glob("*.sock")
+    (path,) = hosts(sandbox).values()
     with socket.socket(socket.AF_UNIX) as client, SocketAddress(path) as address:
         client.connect(address)
         client.sendall(words)

@@ -126,7 +126,10 @@ def test_without_matplotlib_the_page_has_its_tables_and_says_why_there_are_no_fi
     monkeypatch.delitem(sys.modules, "sweepack.figures", raising=False)
     monkeypatch.delattr(sweepack, "figures", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    page = report(tmp_path / "s")
+    monkeypatch.delitem(sys.modules, "sweepack.report")
+    from sweepack.report import write_report
+
+    page = write_report(Manifest.read(tmp_path / "s"), tmp_path / "s").read_text()
     assert sections(page) == ["Best cells", "Mean over seeds"]
     assert "no figures: " in page
 

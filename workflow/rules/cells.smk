@@ -58,14 +58,13 @@ def pack_threads(wildcards):
 
 
 def cell_command():
-    """Starts a cell: a bare interpreter asks the warm host to; only where there is none, a whole one does it."""
+    """Starts a cell, by the warm host for as many threads."""
     if None in HOSTS.values():
         return script("cell.py")
     host = (
         "{resources.host:q}" if len(HOSTS) > 1 else literal(*map(str, HOSTS.values()))
     )
-    asking = literal(sys.executable, "-I", "-S", f"{SCRIPTS}/cell.py", "--host")
-    return f"exec {asking} {host} --sweep-dir {literal(RESULTS)}"
+    return asking("cell.py", host)
 
 
 def refusal(cell):

@@ -20,6 +20,15 @@ def script(name):
     )
 
 
+def asking(name, host):
+    """As `script`, for a bare interpreter: it asks the warm host to do it; only where there is none, a whole one does.
+
+    `host` is part of a shell command already.
+    """
+    words = literal(sys.executable, "-I", "-S", f"{SCRIPTS}/{name}", "--host")
+    return f"exec {words} {host} --sweep-dir {literal(RESULTS)}"
+
+
 def literal(*words):
     """The words as a shell takes them, and Snakemake leaves them."""
     return shlex.join(words).replace("{", "{{").replace("}", "}}")

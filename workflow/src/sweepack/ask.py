@@ -1,8 +1,8 @@
-"""Ask a warm host to start a cell, in little more than the time that a bare interpreter takes to come up.
+"""Ask a warm host to do what a script does, in little more than the time that a bare interpreter takes to come up.
 
 This is what Snakemake runs for each cell, under `python -I -S`. It imports nothing but what is built in or there
 anyway: `socket`, `signal` and `json` alone would cost more than all it does. The host does what is to be done
-(`launch`), in a process of its own that has imported everything; here signals are passed on and the end is waited for.
+(`forked`), in a process of its own that has imported everything; here signals are passed on and the end is waited for.
 """
 
 import _signal
@@ -17,8 +17,34 @@ HOST_DIED = -256
 _SIGNALS = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP)
 
 
+def ask_first(script: str, if_host_dies: tuple[str, ...] = ()) -> int:
+    """Let a host do what the file ``script`` does, called with ``--host SOCKET`` and arguments; its exit status.
+
+    A signal is negative. Where no host would, or it has died with what it ran, this process becomes ``script`` with the
+    same arguments; after a death ``if_host_dies`` are added.
+    """
+    _, _, path, *arguments = sys.argv
+    name = os.path.basename(script).removesuffix(".py")
+    status = ask(path, [name, *arguments])
+    if status is None or status == HOST_DIED:
+        more = if_host_dies if status == HOST_DIED else ()
+        os.execv(sys.executable, [sys.executable, os.path.abspath(script), *arguments, *more])
+    return status
+
+
+def end_like(status: int) -> None:
+    """End with that exit status, or by the same signal."""
+    if status < 0:
+        if -status in _SIGNALS:
+            _signal.signal(-status, _signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    sys.exit(status)
+
+
 def ask(path: str, arguments: list[str]) -> int | None:
-    """Let the host whose socket is at ``path`` run ``launch`` with ``arguments``; its exit status, a signal negative.
+    """Let the host whose socket is at ``path`` do what the script does that ``arguments`` name first, without ``.py``.
+
+    Its exit status, a signal negative.
 
     None: no host is there that would, and nothing was started. ``HOST_DIED``: it has died, and what it ran with it.
     """

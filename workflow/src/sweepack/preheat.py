@@ -1,4 +1,7 @@
-"""Start the warm host before the first cell needs it, and let its import be the check that the task can be imported."""
+"""Start the warm hosts before they are needed: one for the cells, one for the table and the report.
+
+The import of the task, in the first of them, is the check that the task can be imported.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,17 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from sweepack.devices import Device
 from sweepack.environment import cell_environment
 from sweepack.hosts import Starting, host_socket, start_host
 from sweepack.importing import check_import, import_stamp, is_remembered, require_imported
 from sweepack.plan import CACHE, Plan
+from sweepack.task import Signature, Task
+
+# The memory allocator of pyarrow starts a thread when it is loaded: what has one must not be forked.
+_NO_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 
 def check_task(plan: Plan, root: Path, pool: Sequence[Device], environ: Mapping[str, str], running: bool) -> None:
@@ -26,6 +34,7 @@ def check_task(plan: Plan, root: Path, pool: Sequence[Device], environ: Mapping[
     if is_remembered(stamp):
         return
     if running:
+        _preheat_results(plan, root, environ)
         starting = _start(plan, root, pool, environ, stamp)
         word, words = starting.wait(plan.config.import_timeout) if starting else ("", "")
         if word == "failed":
@@ -37,9 +46,11 @@ def check_task(plan: Plan, root: Path, pool: Sequence[Device], environ: Mapping[
 
 
 def preheat(plan: Plan, root: Path, pool: Sequence[Device], environ: Mapping[str, str]) -> None:
-    """Start the host for the first cells while Snakemake gets ready; they wait for it, we don't."""
-    if plan.pending and (starting := _start(plan, root, pool, environ, None)):
-        starting.leave()
+    """Start the hosts while Snakemake gets ready: the first cells wait for theirs, we don't."""
+    if plan.pending:
+        _preheat_results(plan, root, environ)
+        if starting := _start(plan, root, pool, environ, None):
+            starting.leave()
 
 
 def cell_host(plan: Plan, root: Path, environ: Mapping[str, str], threads: int) -> Path | None:
@@ -50,6 +61,40 @@ def cell_host(plan: Plan, root: Path, environ: Mapping[str, str], threads: int) 
         environment = cell_environment(environ, visible="", threads=threads)
         return host_socket(environment, plan.task.to_json(root))
     return None
+
+
+def results_host(plan: Plan, root: Path, environ: Mapping[str, str]) -> Path | None:
+    """Where the host listens, if one runs, that would make the table and the report; None when there is to be none.
+
+    Only a short run finds it at its end: it does not stay for long with nothing to do.
+    """
+    if plan.config.start == "fresh" or plan.slurm:
+        return None
+    with contextlib.suppress(OSError):  # as above
+        return host_socket(_results_environment(environ), _results_task(plan, root))
+    return None
+
+
+def _preheat_results(plan: Plan, root: Path, environ: Mapping[str, str]) -> None:
+    """Let it import, while the task is imported or the first cells run, what takes longer than making the table."""
+    path = results_host(plan, root, environ)
+    with contextlib.suppress(OSError):
+        if path and (
+            starting := start_host(path, _results_environment(environ), _results_task(plan, root), os.getpid())
+        ):
+            starting.leave()
+
+
+def _results_task(plan: Plan, root: Path) -> dict[str, Any]:
+    """Our own functions in the form of a task: whatever has imported it has all that the scripts need."""
+    name, function = ("report", "write_report") if plan.config.report else ("results", "write_tables")
+    module = f"{__package__}.{name}"
+    file = Path(__file__).with_name(f"{name}.py")
+    return Task(f"{module}:{function}", Signature({}, open=True), file, module, function).to_json(root)
+
+
+def _results_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    return cell_environment(environ, visible="", threads=1) | _NO_THREAD
 
 
 def _start(

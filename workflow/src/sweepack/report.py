@@ -17,6 +17,12 @@ from sweepack.manifest import Manifest, cell_files
 from sweepack.records import State
 from sweepack.results import ENDED_BADLY, REPORTED, best, build_history, build_table, numeric_metrics, values, varying
 
+NO_FIGURES: str | None = None
+try:
+    from sweepack import figures
+except ImportError as error:
+    NO_FIGURES = f"no figures: {error}"
+
 TOP, MOST_FAILURES, MOST_AXES, MOST_CURVES, MOST_HUES = 5, 50, 8, 4, 6
 FAILURE = ("cell", "name", "status", "attempt", "error")
 FILES = ("table.csv", "table.parquet", "history.csv", "history.parquet", "failures.csv")
@@ -132,11 +138,9 @@ def _figures(
     pauses: list[tuple[float, float]],
 ) -> dict[str, Any]:
     """The drawings by section; ``trouble`` says why there are none."""
-    page: dict[str, Any] = {"plotted": metric, "against": [], "curves": [], "schedule": None, "trouble": None}
-    try:
-        from sweepack import figures
-    except ImportError as error:
-        return page | {"trouble": f"no figures: {error}"}
+    page: dict[str, Any] = {"plotted": metric, "against": [], "curves": [], "schedule": None, "trouble": NO_FIGURES}
+    if NO_FIGURES:
+        return page
     varied = varying(table)
     kinds = {name: {type(value) for value in values(table, name)} for name in varied}
     few = [name for name in varied if kinds[name] <= {str, bool} and 1 < table[name].nunique() <= MOST_HUES]

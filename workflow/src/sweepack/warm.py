@@ -25,9 +25,10 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
-from sweepack import launch, orphans, provenance, run, supervise
+from sweepack import orphans, provenance, run, supervise
 from sweepack.ask import LAUNCH
 from sweepack.files import write_atomic
+from sweepack.forked import Surroundings, run_command, shed, take_on
 from sweepack.hosts import CELL, host_socket, refusal_file
 from sweepack.hugepages import collapse
 from sweepack.importing import import_task, imported_files, remember_import, try_import
@@ -60,15 +61,6 @@ def unsafe(module: ModuleType) -> str | None:
             if str(descriptor.readlink()).startswith("/dev/nvidia"):
                 return "importing the task has opened a GPU"
     return None
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What a process forked here takes on in place of the host's own."""
-
-    environment: dict[str, str]
-    folder: str
-    umask: int
 
 
 @dataclass(frozen=True)
@@ -173,28 +165,9 @@ class Host:
         self._become_cell(job, Surroundings(**request["surroundings"]), log, host)
 
     def _launch(self, content: bytes, descriptors: list[int], host: int) -> NoReturn:
-        """In the child: launch a cell as `scripts/cell.py` does, for a client that is too lean to do it."""
-        code = 1
-        try:
-            _, umask, folder, count, *words = content.split(b"\0")
-            arguments = [os.fsdecode(word) for word in words[: int(count)]]
-            variables = (os.fsdecode(word).partition("=") for word in words[int(count) :])
-            _shed(host, (os.open(os.devnull, os.O_RDONLY), *descriptors), ())
-            _take_on(Surroundings({name: value for name, _, value in variables}, os.fsdecode(folder), int(umask)))
-            for signum in STOP_SIGNALS:
-                signal.signal(signum, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-            orphans.adopt()
-            supervise.fork_here = self._fork_here
-            code = launch.main(arguments)
-        except SystemExit as ended:
-            code = ended.code if isinstance(ended.code, int) else 1
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+        """In the child: do what a script does, for a client that is too lean to do it."""
+        supervise.fork_here = self._fork_here
+        run_command(content, descriptors, host)
 
     def _fork_here(
         self, job: Job, environment: Mapping[str, str], log: int, task: Mapping[str, Any], relay: supervise.Relay
@@ -232,8 +205,8 @@ class Host:
         """In the child: shed all that is its parent's, take on what a fresh process would have, run the cell."""
         code = 1
         try:
-            _shed(parent, (os.open(os.devnull, os.O_RDONLY), log, log), (job.terminal, *job.kept_open))
-            _take_on(surroundings)
+            shed(parent, (os.open(os.devnull, os.O_RDONLY), log, log), (job.terminal, *job.kept_open))
+            take_on(surroundings)
             for name, value in self._changes.items():
                 os.environ.pop(name, None)
                 if value is not None:
@@ -275,27 +248,6 @@ class Host:
                     self._selector.unregister(child.client)
                 _send(child.client, {"status": os.waitstatus_to_exitcode(status)})
                 child.client.close()
-
-
-def _shed(parent: int, streams: tuple[int, ...], kept: tuple[int, ...]) -> None:
-    """Lead a session, die with ``parent``, and hold no descriptors but ``streams`` (as 0, 1 and 2) and ``kept``."""
-    os.setsid()
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    run.die_with(parent)
-    for target, source in enumerate(streams):
-        os.dup2(source, target)
-    for descriptor in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
-        if descriptor not in {0, 1, 2, *kept}:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
-
-
-def _take_on(surroundings: Surroundings) -> None:
-    os.environ.clear()
-    os.environ.update(surroundings.environment)
-    os.chdir(surroundings.folder)
-    os.umask(surroundings.umask)
 
 
 def _kill_group(pid: int) -> None:
