@@ -18,8 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from measure import circumstances, clean_environment, end_on_sigterm, measure
+from measure import end_on_sigterm, measure
 from report import newest
+from run import circumstances, clean_environment
 from sweepack.files import write_atomic
 from venvs import ROOT
 
@@ -94,6 +95,8 @@ def run_one(contender: Contender, cells: int, limit: float) -> dict[str, Any]:
         calls = folder / "calls.txt"
         set_up(folder, cells, calls)
         environment = clean_environment(folder, folder, Path(sys.prefix))
+        for name in ("SWEEPACK_DEVICES", "SWEEPACK_LEASES"):
+            del environment[name]
         environment["PATH"] = f"{folder / 'bin'}:{environment['PATH']}"
         log = folder / "log.txt"
         cost = measure(contender.command, folder, environment, log, limit)
@@ -121,8 +124,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     target: Path = options.into or newest()
     empty: dict[str, Any] = {**circumstances(), "runners": {}, "runs": []}
     raw = json.loads(target.read_text()) if target.exists() else empty
-    raw["slurm"] = [run_one(contender, options.cells, options.limit) for contender in contenders(options.cells)]
-    write_atomic(target, json.dumps(raw, indent=1) + "\n")
+    raw["slurm"] = []
+    for contender in contenders(options.cells):
+        raw["slurm"].append(run_one(contender, options.cells, options.limit))
+        write_atomic(target, json.dumps(raw, indent=1) + "\n")
     print(target)
     return 1 if any(entry["error"] for entry in raw["slurm"]) else 0
 

@@ -52,7 +52,9 @@ def _live(plan: SlurmPlan) -> list[str]:
 
 def _cost(plan: SlurmPlan) -> list[str]:
     expected, alone = (f"{minutes / 60:.3g}" for minutes in (plan.expected, plan.alone))
-    basis = "if a cell takes 10 min, which is a guess: give `runtime`" if plan.guessed else "by `runtime` or by finished cells"
+    basis = "by `runtime` or by finished cells"
+    if plan.guessed:
+        basis = "if a cell takes 10 min, which is a guess: give `runtime`"
     lines = [f"  cost     {expected} GPU-hours expected, {basis}; {alone} at one cell a GPU"]
     if plan.settings.mode != "shard":
         asked = sum(plan.allocations[name].gpus * plan.allocations[name].minutes for name in plan.to_submit) / 60
