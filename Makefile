@@ -59,12 +59,14 @@ lint: $(VENV)/.installed-dev
 docs: venv
 	@$(BIN)/sweepack docs
 
-# A peer that cannot be installed or fails is said to, and must not keep the others from the page.
+# A peer that cannot be installed or fails is said to, and must not keep the others from the page; without a Slurm
+# cluster that part is left out.
 bench: venv
 	-PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/run.py
 	-PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/plan.py
 	-$(BIN)/python benchmarks/leases.py
 	-$(BIN)/python benchmarks/packing.py --into latest
+	-PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/slurm.py
 	$(BIN)/python benchmarks/report.py
 
 clean:

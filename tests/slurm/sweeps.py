@@ -18,6 +18,7 @@ import json, os, time
 
 def train(cell, *, n: int, seconds: float = 0.0, epochs: int = 1):
     seen = {"start": time.time(), "host": os.uname().nodename, "visible": os.environ["CUDA_VISIBLE_DEVICES"]}
+    seen["setup"] = os.environ.get("FROM_SETUP")
     trouble = f"trouble-{n}"
     if os.path.exists(trouble):
         what = open(trouble).read()

@@ -166,6 +166,31 @@ def test_preempted_by_cancelling_is_an_end(project: Sandbox, empty_cluster: Clus
     assert {record["status"] for record in project.cells().values()} == {"interrupted"}
 
 
+def test_the_grace_of_a_preemption_is_used(project: Sandbox, empty_cluster: Cluster) -> None:
+    """A cell that saves for longer than Slurm's kill wait (5 s), but not than the partition's grace time (15 s)."""
+    make_project(project, 1, slurm={"partition": "canclg", "pack": {"count": 1}})
+    project.write(
+        "task.py",
+        "import time\n"
+        "def train(cell, *, n: int):\n"
+        "    try:\n"
+        "        time.sleep(120)\n"
+        "    finally:\n"
+        "        time.sleep(8)\n"
+        "        cell.save({'saved': True})\n",
+    )
+    run = run_of(project)
+    (job,) = wait_for_start(empty_cluster, project, 1, 1)
+    node = empty_cluster.node_of(job)
+    empty_cluster.submit(
+        "--partition=hi", f"--nodelist={node}", "--nodes=1", "--gres=gpu:4", "--time=1", command="sleep 1"
+    )
+    end_of(run, 1)
+    (record,) = project.cells().values()
+    assert record["status"] == "interrupted" and record["error"] == "stopped by SIGTERM"
+    assert list((record["dir"] / "checkpoints").iterdir())
+
+
 def test_the_controller_is_restarted(project: Sandbox, empty_cluster: Cluster) -> None:
     make_project(project, 8, slurm={"pack": {"count": 2}}, params={"seconds": 6.0})
     run = run_of(project)

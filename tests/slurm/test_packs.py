@@ -116,6 +116,7 @@ def test_requests_reach_slurm(project: Sandbox, empty_cluster: Cluster) -> None:
     )
     assert (job["partition"], job["account"], job["gres"], job["cpus"]) == ("short", "ml", "gres:gpu:1", "4")
     assert job["name"].startswith("test:")
+    assert {row["setup"] for row in seen(project)} == {"yes"}
     assert job["comment"].startswith(f"sweepack {project.root}/results/test/packs/")
 
 

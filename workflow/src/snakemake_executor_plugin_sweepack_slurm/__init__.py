@@ -1,6 +1,6 @@
 """A Snakemake executor for Slurm whose jobs are the rules' commands themselves, and which never waits without end.
 
-The batch script is the rule's `shell:` command: no second and third Snakemake starts in the allocation, reads ten
+The job's one step is the rule's `shell:` command: no second and third Snakemake starts in the allocation, reads ten
 thousand cells again and stands between Slurm's signals and the cells. Jobs that an earlier run has left in the queue
 are adopted. What a job asks for stands in its resources `sbatch` and `setup`; what becomes of it is decided in
 `sweepack.slurm.watch`.
@@ -143,7 +143,10 @@ class Executor(RemoteExecutor):
             *shlex.split(job.resources.get("sbatch") or ""),
         ]
         shell = "#!/bin/bash -l" if setup else "#!/bin/sh"
-        script = "\n".join([shell, *([setup] if setup else []), job.shellcmd, ""])
+        # In a step, since only steps hear of a preemption when its grace time begins.
+        step = f"exec srun --nodes=1 --ntasks=1 --cpus-per-task={job.threads} --cpu-bind=quiet"
+        started = f"{step} {job.shellcmd.removeprefix('exec ')}"
+        script = "\n".join([shell, *([setup] if setup else []), started, ""])
         try:
             answer = run([*command, "/dev/stdin"], stdin=script)
         except SlurmError as error:

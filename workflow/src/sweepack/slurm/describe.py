@@ -51,12 +51,17 @@ def _live(plan: SlurmPlan) -> list[str]:
 
 
 def _cost(plan: SlurmPlan) -> list[str]:
-    expected, alone = (f"{minutes / 60:.3g}" for minutes in (plan.expected, plan.alone))
+    expected, alone = _hours(plan.expected), _hours(plan.alone)
     basis = "by `runtime` or by finished cells"
     if plan.guessed:
         basis = "if a cell takes 10 min, which is a guess: give `runtime`"
     lines = [f"  cost     {expected} GPU-hours expected, {basis}; {alone} at one cell a GPU"]
     if plan.settings.mode != "shard":
-        asked = sum(plan.allocations[name].gpus * plan.allocations[name].minutes for name in plan.to_submit) / 60
-        lines.append(f"           {asked:.3g} GPU-hours asked for, by the time limits of the jobs")
+        asked = sum(plan.allocations[name].gpus * plan.allocations[name].minutes for name in plan.to_submit)
+        lines.append(f"           {_hours(asked)} GPU-hours asked for, by the time limits of the jobs")
     return lines
+
+
+def _hours(minutes: float) -> str:
+    hours = minutes / 60
+    return f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}"

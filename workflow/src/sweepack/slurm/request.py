@@ -24,8 +24,7 @@ class Allocation:
         if self.mem_mb:
             flags.append(f"--mem={self.mem_mb}M")
         flags.append(f"--time={self.minutes}")
-        # To the batch shell alone, which is the launcher (it takes the shell's place) and passes the signal on.
-        flags.append(f"--signal=B:TERM@{settings.grace}")
+        flags.append(f"--signal=TERM@{settings.grace}")
         flags.append("--requeue" if settings.requeue else "--no-requeue")
         return flags
 
