@@ -12,7 +12,7 @@ from sweepack.config import Resources
 from sweepack.records import NEVER_RUN, Assessment, Record, State
 from sweepack.slurm.cluster import Partition
 from sweepack.slurm.config import Request, Slurm
-from sweepack.slurm.gather import START_MINUTES, Lane, estimate
+from sweepack.slurm.gather import Lane, estimate, margin
 from sweepack.sweep import Cell
 
 NODE = Partition("gpu", True, 24 * 60, cpus=32, memory=64_000, gpus=4, shards=40, models=frozenset())
@@ -32,7 +32,7 @@ def test_72_cells_in_6_packs_are_12_each_with_a_cpu_for_each_of_4_at_once() -> N
     packs = lane(cells(72, runtime=10)).gather(Slurm.model_validate({"pack": {"count": 6}}), None)
     assert [len(members) for members, _ in packs] == [12] * 6
     for _, allocation in packs:
-        assert (allocation.gpus, allocation.cpus, allocation.minutes) == (1, 4, 30 + START_MINUTES)
+        assert (allocation.gpus, allocation.cpus, allocation.minutes) == (1, 4, 30 + margin(Slurm()))
 
 
 def test_packs_last_about_as_long_as_they_should() -> None:
@@ -43,10 +43,23 @@ def test_packs_last_about_as_long_as_they_should() -> None:
 
 
 def test_a_short_partition_cuts_packs() -> None:
-    short = replace(NODE, minutes=45)
+    short = replace(NODE, minutes=50)
     packs = lane(cells(40, runtime=20), partition=short).gather(Slurm.model_validate({"pack": {"count": 1}}), None)
-    assert len(packs) == 5  # 45 - 5 min: two rounds of four cells
-    assert all(allocation.minutes <= 45 for _, allocation in packs)
+    assert len(packs) == 5  # 50 less 8 min: two rounds of four cells
+    assert all(allocation.minutes <= 50 for _, allocation in packs)
+
+
+def test_memory_that_lets_fewer_run_at_once_makes_packs_longer() -> None:
+    members = cells(8, mem=16_000, runtime=10)  # a GPU's part of the node holds one of them
+    ((_, allocation),) = lane(members, share=100).gather(Slurm.model_validate({"pack": {"count": 1}}), None)
+    assert allocation.mem_mb == 16_000
+    assert allocation.minutes == 80 + margin(Slurm())
+
+
+def test_the_grace_is_added_to_what_cells_may_take() -> None:
+    (cell,) = cells(1, runtime=30)
+    longer = lane([cell]).single(cell, Slurm(mode="exclusive", grace=600)).minutes
+    assert longer == lane([cell]).single(cell, Slurm(mode="exclusive")).minutes + 8
 
 
 def test_no_pack_has_more_cells_than_asked() -> None:
@@ -71,13 +84,20 @@ def test_cells_of_unknown_length_get_the_default_limit_and_learn_from_finished_o
     assert estimate(members, states)[members[1].id].minutes == 30
 
 
+def test_a_cell_without_runtime_does_not_shorten_the_jobs_of_those_with_one() -> None:
+    long, unknown = cells(1, runtime=600)[0], replace(cells(2)[1], index=1)
+    mixed = lane([long, unknown])
+    assert mixed.single(long, Slurm(mode="exclusive")).minutes >= 600
+    assert mixed.single(unknown, Slurm(mode="exclusive")).minutes == 240
+
+
 def test_shards_and_exclusive_jobs() -> None:
     (cell,) = cells(1, runtime=10, cpus=3)
     shard = lane([cell]).single(cell, Slurm(mode="shard"))
     assert (shard.shards, shard.gpus, shard.cpus) == (3, 0, 3)  # a quarter of 10 shards, rounded up
     assert "--gres=shard:3" in shard.flags(Slurm(mode="shard"))
     whole = lane([cell]).single(cell, Slurm(mode="exclusive"))
-    assert "--gpus=1" in whole.flags(Slurm()) and "--time=15" in whole.flags(Slurm())
+    assert "--gpus=1" in whole.flags(Slurm()) and "--time=18" in whole.flags(Slurm())
     assert "--gres=gpu:1" in whole.flags(Slurm(gpu_flag="gres"))
     model = replace(whole, request=Request(gpu_model="a100", account="ml", extra=["--exclusive"]))
     assert {"--gpus=a100:1", "--account=ml", "--exclusive"} <= set(model.flags(Slurm()))

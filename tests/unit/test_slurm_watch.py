@@ -73,7 +73,9 @@ def test_a_job_waits_for_its_turn_as_long_as_it_takes(controller: Controller, re
 @pytest.mark.parametrize("reason", ["launch failed requeued held", "BadConstraints", "DependencyNeverSatisfied"])
 def test_a_job_that_will_never_start_is_cancelled(controller: Controller, reason: str) -> None:
     controller.is_in("PENDING", reason)
-    verdict, words = controller.verdict()
+    assert controller.verdict()[0] is Verdict.RUNNING  # a controller that has just started may say so of any
+    assert controller.cancelled == []
+    verdict, words = controller.verdict(31)
     assert verdict is Verdict.FAILED and reason in words
     assert controller.cancelled == ["7"]
 
@@ -86,6 +88,8 @@ def test_a_job_that_somebody_holds_is_waited_for_and_told_of_once_in_a_while(con
     assert controller.watch.news() == []
     controller.verdict(700)
     assert len(controller.watch.news()) == 1
+    assert controller.verdict(72 * HOURS)[0] is Verdict.FAILED
+    assert controller.cancelled == ["7"]
 
 
 def test_what_the_controller_forgot_accounting_knows(controller: Controller) -> None:
@@ -93,6 +97,12 @@ def test_what_the_controller_forgot_accounting_knows(controller: Controller) -> 
     assert controller.verdict()[0] is Verdict.SUCCEEDED
     controller.accounting = {"7": "CANCELLED"}
     assert controller.verdict()[0] is Verdict.FAILED
+
+
+def test_accounting_alone_does_not_keep_a_job_alive(controller: Controller) -> None:
+    controller.accounting = {"7": "RUNNING"}  # "runaway": the controller has lost it, accounting missed its end
+    assert controller.verdict()[0] is Verdict.RUNNING
+    assert controller.verdict(HOURS)[0] is Verdict.FAILED
 
 
 def test_a_job_that_nobody_knows_is_given_up_in_the_end(controller: Controller) -> None:
@@ -117,8 +127,9 @@ def test_silence_has_an_end_and_begins_anew_with_each_answer(controller: Control
     assert controller.verdict(1)[0] is Verdict.RUNNING
     controller.trouble = "Unable to contact slurm controller"
     assert controller.verdict(0.9 * HOURS)[0] is Verdict.RUNNING
-    verdict, words = controller.verdict(1.1 * HOURS)
-    assert verdict is Verdict.FAILED and "Unable to contact" in words
+    # The run ends, its jobs do not: none is reported as failed, to be submitted a second time.
+    with pytest.raises(SlurmError, match=r"Unable to contact.*adopted"):
+        controller.verdict(1.1 * HOURS)
 
 
 def test_sinfo_is_read() -> None:

@@ -53,8 +53,7 @@ else:
 def pack_threads(wildcards):
     if PLAN.slurm is None:
         return workflow.cores
-    allocation = PLAN.slurm.allocations.get(wildcards.pack)
-    return allocation.cpus if allocation else 1
+    return PLAN.slurm.allocations[wildcards.pack].cpus
 
 
 def cell_command():

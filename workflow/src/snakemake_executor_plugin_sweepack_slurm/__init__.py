@@ -26,7 +26,11 @@ from sweepack.slurm.config import Request
 from sweepack.slurm.plan import live_jobs, mark
 from sweepack.slurm.watch import Verdict, Watch
 
-_UNREACHABLE = re.compile("unable to contact|connection refused|timed out|not answered|temporarily", re.IGNORECASE)
+_UNREACHABLE = re.compile(
+    "unable to contact|connection re|timed out|not answered|temporarily|zero bytes|transport endpoint|"
+    "unexpected message",
+    re.IGNORECASE,
+)
 _AGAIN_SECONDS = 10.0
 
 _chosen: "ExecutorSettings | None" = None
@@ -83,6 +87,10 @@ common_settings = CommonSettings(
 )
 
 
+class _Silence(Exception):
+    """Slurm has not answered for as long as the run is patient."""
+
+
 class Executor(RemoteExecutor):
     """Submits the jobs of a sweep, and follows them until Slurm says how each ended."""
 
@@ -92,27 +100,37 @@ class Executor(RemoteExecutor):
         self._patience = settings.silence_minutes * 60.0
         self._watch = Watch(self._patience)
         self._left: dict[Path, SlurmJob] | None = None
+        # By themselves: while the queue is looked at, the jobs are in no list of Snakemake's.
+        self._mine: set[str] = set()
 
     def run_job(self, job: JobExecutorInterface) -> None:
         """Submit ``job``, or adopt the one in the queue that makes the same output."""
         output = Path(str(job.output[0])).absolute()
         try:
-            known = self._left_behind(output)
+            known = self._left_behind(output) if job.attempt == 1 else _live(output)
             if known:
                 identity = known.id
                 self.logger.info(f"{output.stem}: adopted Slurm job {identity} ({known.state.lower()})")
             else:
                 identity = self._submit(job, output)
                 self.logger.info(f"{output.stem}: submitted as Slurm job {identity}")
-        except (SlurmError, WorkflowError) as error:
+        except _Silence as error:
+            # Not this job alone: the run ends, without cancelling what is in the queue.
+            self.workflow.scheduler.executor_error_callback(WorkflowError(str(error)))
+            return
+        except (SlurmError, WorkflowError, OSError) as error:
             self._fail(SubmittedJobInfo(job), str(error))
             return
+        self._mine.add(identity)
         self.report_job_submission(SubmittedJobInfo(job, external_jobid=identity))
 
     def _left_behind(self, output: Path) -> SlurmJob | None:
         """The job of an earlier run that makes ``output``, told once: should it fail, another is to be submitted."""
         if self._left is None:
-            self._left = live_jobs(_sweep(output))
+            try:
+                self._left = live_jobs(_sweep(output))
+            except SlurmError:
+                return None  # to submit will tell what is the matter, and looks again
         return self._left.pop(output, None)
 
     def _submit(self, job: JobExecutorInterface, output: Path) -> str:
@@ -122,31 +140,43 @@ class Executor(RemoteExecutor):
             try:
                 return self._sbatch(job, output)
             except SlurmError as error:
-                if not _UNREACHABLE.search(str(error)) or time.monotonic() > end:
+                if not _UNREACHABLE.search(str(error)):
                     raise
+                if time.monotonic() > end:
+                    raise _Silence(f"{error}\nSlurm's jobs go on: run the same command when it answers") from None
                 self.logger.warning(f"{error}\n  asking again for up to {(end - time.monotonic()) / 60:.0f} min")
             time.sleep(_AGAIN_SECONDS)
             # It may have taken the job before it fell silent.
             with contextlib.suppress(SlurmError):
-                if taken := live_jobs(_sweep(output)).get(output):
+                if taken := _live(output):
                     return taken.id
 
     def _sbatch(self, job: JobExecutorInterface, output: Path) -> str:
         """The id of the Slurm job. Raises SlurmError with Slurm's own words."""
+        # Snakemake removes old outputs of local jobs only, and an old one must not be taken for this job's.
+        for path in job.output:
+            Path(str(path)).unlink(missing_ok=True)
         name = "-".join(job.wildcards) if job.wildcards else job.name
         log = output.parent / f"slurm-{name}-%j.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         setup = job.resources.get("setup")
         command = [
             *("sbatch", "--parsable", f"--job-name={_sweep(output).name}:{name}", f"--comment={mark(output)}"),
-            *(f"--output={log}", f"--chdir={self.workflow.workdir_init}", "--export=ALL", "--ntasks=1"),
+            *(
+                f"--output={log}",
+                f"--chdir={self.workflow.workdir_init}",
+                "--open-mode=append",
+                "--export=ALL",
+                "--ntasks=1",
+            ),
             *shlex.split(job.resources.get("sbatch") or ""),
         ]
         shell = "#!/bin/bash -l" if setup else "#!/bin/sh"
         # In a step, since only steps hear of a preemption when its grace time begins.
         step = f"exec srun --nodes=1 --ntasks=1 --cpus-per-task={job.threads} --cpu-bind=quiet"
         started = f"{step} {job.shellcmd.removeprefix('exec ')}"
-        script = "\n".join([shell, *([setup] if setup else []), started, ""])
+        lines = [f"{line} || exit" for line in (setup or "").splitlines() if line.strip()]
+        script = "\n".join([shell, *lines, started, ""])
         try:
             answer = run([*command, "/dev/stdin"], stdin=script)
         except SlurmError as error:
@@ -159,12 +189,17 @@ class Executor(RemoteExecutor):
     async def check_active_jobs(self, active_jobs: list[SubmittedJobInfo]) -> AsyncGenerator[SubmittedJobInfo, None]:
         """Yield the jobs that go on; report the others."""
         async with self.status_rate_limiter:
-            verdicts = self._watch.look([str(info.external_jobid) for info in active_jobs])
+            try:
+                verdicts = self._watch.look([str(info.external_jobid) for info in active_jobs])
+            except SlurmError as error:
+                raise WorkflowError(str(error)) from None
         for info in active_jobs:
             verdict, words = verdicts[str(info.external_jobid)]
             if verdict is Verdict.RUNNING:
                 yield info
-            elif verdict is Verdict.SUCCEEDED or self._has_output(info):
+                continue
+            self._mine.discard(str(info.external_jobid))
+            if verdict is Verdict.SUCCEEDED or self._has_output(info):
                 self.report_job_success(info)
             else:
                 self._fail(info, f"Slurm job {info.external_jobid}: {words}")
@@ -182,10 +217,8 @@ class Executor(RemoteExecutor):
 
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
         """Cancel them; their cells save what they have."""
-        with self.lock:
-            ids = {str(info.external_jobid) for info in (*active_jobs, *self.active_jobs) if info.external_jobid}
         try:
-            cancel(sorted(ids))
+            cancel(sorted(self._mine))
         except SlurmError as error:
             self.logger.error(f"scancel failed: {error}. The jobs go on; the next run adopts them.")
 
@@ -193,3 +226,9 @@ class Executor(RemoteExecutor):
 def _sweep(output: Path) -> Path:
     """The sweep's folder: its jobs make packs/<name>.done and cells/<id>/result.json."""
     return output.parents[1] if output.parent.name == "packs" else output.parents[2]
+
+
+def _live(output: Path) -> SlurmJob | None:
+    """The job in the queue that makes ``output``, if there is one that is not ending."""
+    found = live_jobs(_sweep(output)).get(output)
+    return found if found and found.state != "COMPLETING" else None

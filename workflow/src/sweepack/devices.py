@@ -94,9 +94,10 @@ def pool_limit(environ: Mapping[str, str] = os.environ) -> int:
 
 def main_memory(environ: Mapping[str, str] = os.environ) -> int:
     """Megabytes of main memory in this machine, or what a Slurm job was given of it."""
-    given = environ.get("SLURM_MEM_PER_NODE", "")
-    if given.isdigit() and int(given):
-        return int(given)
+    given = int(environ.get("SLURM_MEM_PER_NODE") or 0)
+    given = given or int(environ.get("SLURM_MEM_PER_CPU") or 0) * int(environ.get("SLURM_CPUS_ON_NODE") or 1)
+    if given:
+        return given
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 10**6
 
 

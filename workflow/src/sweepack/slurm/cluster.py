@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import getpass
+import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sweepack.errors import UserError, Verbatim
@@ -52,14 +53,30 @@ class SlurmJob:
 def run(command: Sequence[str], *, stdin: str | None = None, seconds: float = COMMAND_SECONDS) -> str:
     """What ``command`` prints. Raises SlurmError with its own words when it fails or takes longer than ``seconds``."""
     try:
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=seconds, check=False)
+        done = subprocess.run(
+            command,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+            env=_outside(os.environ),
+        )
     except FileNotFoundError:
         raise SlurmError(f"{command[0]} is not on the path") from None
+    except OSError as error:
+        raise SlurmError(f"{command[0]} cannot be started: {error.strerror}, temporarily perhaps") from None
     except subprocess.TimeoutExpired:
         raise SlurmError(f"{command[0]} has not answered for {seconds:.0f} s") from None
     if done.returncode != 0:
         raise SlurmError(done.stderr.strip() or done.stdout.strip() or f"{command[0]} failed ({done.returncode})")
     return done.stdout
+
+
+def _outside(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without that of a job in which this may run: it would pass to the jobs that are submitted."""
+    return {name: value for name, value in environ.items() if not re.match(r"(SLURM_(?!CONF$|CLUSTERS$)|SRUN_)", name)}
 
 
 def require_slurm() -> None:
@@ -182,10 +199,16 @@ def accounted_states(ids: Iterable[str]) -> dict[str, str]:
 
 
 def cancel(ids: Iterable[str]) -> None:
-    """Cancel the jobs; raises SlurmError."""
+    """Cancel the jobs, those that have ended left out; raises SlurmError when some could not be."""
     wanted = list(ids)
+    troubles = []
     for start in range(0, len(wanted), _IDS_AT_ONCE):
-        run(["scancel", *wanted[start : start + _IDS_AT_ONCE]])
+        try:
+            run(["scancel", *wanted[start : start + _IDS_AT_ONCE]])
+        except SlurmError as error:
+            troubles += [line for line in str(error).splitlines() if "Invalid job id" not in line]
+    if troubles:
+        raise SlurmError(" ".join(troubles))
 
 
 def refusal(flags: Sequence[str]) -> str | None:

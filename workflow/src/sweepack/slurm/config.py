@@ -32,12 +32,15 @@ _OWN = {
     "--comment": "nothing: by their comment jobs are found again",
     "--output": "nothing: the log lies beside the pack",
     "--chdir": "nothing: jobs run in the project's folder",
-    "--parsable": "nothing",
-    "--wrap": "nothing",
+    "--error": "nothing: the log lies beside the pack",
+    **dict.fromkeys(("--parsable", "--wrap", "--wait", "--test-only"), "nothing: the run follows its jobs itself"),
+    **dict.fromkeys(("--hold", "--clusters"), "nothing: such jobs could not be followed"),
+    **dict.fromkeys(("--mem-per-cpu", "--mem-per-gpu"), "resources[].mem or slurm.mem"),
+    **dict.fromkeys(("--gpus-per-node", "--gpus-per-task"), "slurm.pack.gpus"),
 }
 _SHORT = {"-G": "--gpus", "-c": "--cpus-per-task", "-t": "--time", "-p": "--partition", "-A": "--account"}
 _SHORT |= {"-q": "--qos", "-C": "--constraint", "-N": "--nodes", "-n": "--ntasks", "-a": "--array", "-J": "--job-name"}
-_SHORT |= {"-o": "--output", "-D": "--chdir"}
+_SHORT |= {"-o": "--output", "-e": "--error", "-D": "--chdir", "-W": "--wait", "-H": "--hold", "-M": "--clusters"}
 
 
 def _extra(value: Any) -> list[str]:
@@ -116,8 +119,8 @@ class PackSettings(Model):
     gpus: int = Field(default=1, ge=1, le=64, description="GPUs of a pack, all on one node.")
     count: Annotated[Literal["auto"] | int, BeforeValidator(_count)] = Field(
         default="auto",
-        description="How many packs, where they do not get longer than the time limit. `auto`: as many as it takes "
-        "for each to last about `minutes`.",
+        description="How many packs (for each group of cells that ask for the same), where they do not get longer than "
+        "the time limit. `auto`: as many as it takes for each to last about `minutes`.",
     )
     minutes: Minutes = Field(default=60, description="How long a pack should last, if `count` is `auto`.")
 

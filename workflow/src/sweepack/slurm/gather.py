@@ -24,6 +24,14 @@ DEFAULT_LIMIT = 4 * 60
 START_MINUTES = 5
 
 
+def margin(settings: Slurm) -> int:
+    """Minutes of a job in which no cell gets on: those of its start, and from the signal to stop to the time limit.
+
+    Slurm sends the signal up to a minute early.
+    """
+    return START_MINUTES + math.ceil(settings.grace / 60) + 1
+
+
 @dataclass(frozen=True)
 class Estimate:
     """How long a cell will take, in minutes.
@@ -76,30 +84,40 @@ class Lane:
             packs = self._balanced(min(count, len(self.cells)), largest)
             longest = max(self._expected(pack, gpus, settings) for pack in packs)
             if longest <= room or count >= len(self.cells):
-                return [(pack, self._allocation(pack, gpus, settings)) for pack in packs]
+                return [(pack, self.pack(pack, settings)) for pack in packs]
             count = max(count + 1, math.ceil(count * longest / room))
 
     def single(self, cell: Cell, settings: Slurm) -> Allocation:
         """What the job of one cell asks for."""
         minutes = self._minutes([cell], self.estimates[cell.id].minutes, settings)
         cpus, mem = settings.cpus or cell.resources.cpus, settings.mem or cell.resources.mem
-        if settings.mode == "exclusive":
+        if settings.mode != "shard":
             return Allocation(self.request, cpus, minutes, gpus=1, mem_mb=mem)
         of_a_gpu = settings.shards_per_gpu or max(1, self.partition.shards // max(1, self.partition.gpus))
         shards = max(1, math.ceil(self.shares[cell.id] * of_a_gpu / WHOLE))
         return Allocation(self.request, cpus, minutes, shards=shards, mem_mb=mem)
 
+    def pack(self, cells: Sequence[Cell], settings: Slurm) -> Allocation:
+        """What the job of a pack of ``cells`` asks for."""
+        gpus = settings.pack.gpus
+        minutes = self._minutes(cells, self._expected(cells, gpus, settings), settings)
+        cpus, memory = self._cpus(cells, gpus, settings), self._memory(cells, gpus, settings)
+        return Allocation(self.request, cpus, minutes, gpus, mem_mb=memory)
+
     def expected_minutes(self, cells: Sequence[Cell], allocation: Allocation) -> float:
         """How long the ``cells`` will take side by side on the GPUs of ``allocation``."""
-        asks = [self._ask(cell, allocation.cpus) for cell in cells]
+        left = {"cores": allocation.cpus, "mem_mb": allocation.mem_mb or self.partition.memory}
+        asks = [self._ask(cell, left) for cell in cells]
         devices = [str(device) for device in range(allocation.gpus)]
-        return max(play(asks, devices, {"cores": allocation.cpus})[1], default=0.0)
+        return max(play(asks, devices, left)[1], default=0.0)
 
     def _expected(self, cells: Sequence[Cell], gpus: int, settings: Slurm) -> float:
-        return self.expected_minutes(cells, Allocation(self.request, self._cpus(cells, gpus, settings), 0, gpus))
+        cpus, memory = self._cpus(cells, gpus, settings), self._memory(cells, gpus, settings)
+        return self.expected_minutes(cells, Allocation(self.request, cpus, 0, gpus, mem_mb=memory))
 
-    def _ask(self, cell: Cell, cores: int) -> Ask:
-        needs = {"cores": min(cell.resources.cpus, cores)}
+    def _ask(self, cell: Cell, left: Mapping[str, int]) -> Ask:
+        wanted = {"cores": cell.resources.cpus, "mem_mb": cell.resources.mem or 0}
+        needs = {name: min(amount, left[name]) for name, amount in wanted.items()}
         return Ask(self.shares[cell.id], needs, (), self.estimates[cell.id].minutes, cell.index)
 
     def _work(self, cell: Cell) -> float:
@@ -127,30 +145,26 @@ class Lane:
                 heapq.heappush(heap, (load + self._work(cell), size + 1, number))
         return [tuple(sorted(pack, key=lambda cell: cell.index)) for pack in packs if pack]
 
-    def _limit(self, settings: Slurm) -> float:
-        """Minutes that a job may ask for: the partition's, or fewer where it is not known how long cells take."""
+    def _limit(self, cells: Sequence[Cell], settings: Slurm) -> float:
+        """Minutes that a job of ``cells`` may ask for: the partition's, or fewer where some do not say how long."""
         longest = math.inf if self.partition.minutes is None else self.partition.minutes
-        if all(self.estimates[cell.id].bound for cell in self.cells):
+        if all(self.estimates[cell.id].bound for cell in cells):
             return longest
-        return min(longest, settings.time or DEFAULT_LIMIT)
+        needed = max(self.estimates[cell.id].minutes for cell in cells) + margin(settings)
+        return min(longest, settings.time or max(DEFAULT_LIMIT, math.ceil(needed)))
 
     def _room(self, settings: Slurm) -> float:
         """Minutes that a pack may last. On a guess nothing is cut: what is not done in time goes on in another job."""
         if not all(self.estimates[cell.id].known for cell in self.cells):
             return math.inf
-        return max(1.0, self._limit(settings) - START_MINUTES)
+        return max(1.0, self._limit(self.cells, settings) - margin(settings))
 
     def _minutes(self, cells: Sequence[Cell], expected: float, settings: Slurm) -> int:
         """The time limit of a job: by what its cells may take at most, or else the longest that is allowed."""
-        limit = self._limit(settings)
+        limit = self._limit(cells, settings)
         if all(self.estimates[cell.id].bound for cell in cells):
-            limit = min(limit, math.ceil(expected) + START_MINUTES)
-        return int(limit if limit < math.inf else DEFAULT_LIMIT)
-
-    def _allocation(self, cells: Sequence[Cell], gpus: int, settings: Slurm) -> Allocation:
-        minutes = self._minutes(cells, self._expected(cells, gpus, settings), settings)
-        cpus, memory = self._cpus(cells, gpus, settings), self._memory(cells, gpus, settings)
-        return Allocation(self.request, cpus, minutes, gpus, mem_mb=memory)
+            limit = min(limit, math.ceil(expected) + margin(settings))
+        return int(limit)
 
     def _at_once(self, cell: Cell, cells: Sequence[Cell], gpus: int) -> int:
         return min(len(cells), WHOLE // self.shares[cell.id] * gpus)

@@ -14,7 +14,7 @@ from sweepack.packs import Pack, name_of, pack_file
 from sweepack.records import Assessment
 from sweepack.slurm.cluster import Partition, SlurmError, SlurmJob, my_jobs, read_partitions, refusal, require_slurm
 from sweepack.slurm.config import Request, Slurm
-from sweepack.slurm.gather import START_MINUTES, Estimate, Lane, estimate
+from sweepack.slurm.gather import Estimate, Lane, estimate, margin
 from sweepack.slurm.request import Allocation
 from sweepack.sweep import Cell
 
@@ -51,20 +51,17 @@ class SlurmPlan:
     singles: list[str]
     allocations: dict[str, Allocation]
     live: dict[str, SlurmJob]
-    partitions: dict[str, Partition]
     expected: float
     alone: float
     guessed: bool
 
     def flags(self, name: str) -> list[str]:
         """What sbatch is given for the job of the pack or cell ``name``."""
-        allocation = self.allocations.get(name)
-        return allocation.flags(self.settings) if allocation else []
+        return self.allocations[name].flags(self.settings)
 
     def setup(self, name: str) -> list[str]:
         """Shell lines that the job runs first."""
-        allocation = self.allocations.get(name)
-        return (allocation.request.setup or []) if allocation else []
+        return self.allocations[name].request.setup or []
 
     @property
     def to_submit(self) -> list[str]:
@@ -108,15 +105,28 @@ def plan_jobs(
         ) from None
     asked = config.slurm.over(site)
     settings = config.slurm
+    if settings.time and settings.time * 60 <= settings.grace:
+        raise UserError(
+            "slurm.time",
+            f"{settings.time} min",
+            f"more than `slurm.grace` ({settings.grace} s): jobs would be told to stop as they start",
+            "give more time, or less grace",
+        )
     waiting = [cell for cell in cells if not states[cell.id].handed_over]
     live, packs, singles = _adopt(directory, found, {cell.id for cell in waiting})
     if settings.live == "cancel":
         packs, singles = [], []
     adopted = {*singles, *(cell for pack in packs for cell in pack.cells)}
     left = [cell for cell in waiting if cell.id not in adopted]
-    shares = {cell.id: share(cell) for cell in left}
+    shares = {cell.id: share(cell) for cell in cells}
     estimates = estimate(cells, states)
     allocations: dict[str, Allocation] = {}
+    by_id = {cell.id: cell for cell in cells}
+    # Should an adopted job end too early, another is submitted for the rest.
+    for name, ids in [*((pack.name, pack.cells) for pack in packs), *((cell, (cell,)) for cell in singles)]:
+        known = [by_id[cell] for cell in ids if cell in by_id] or [cells[0]]
+        lane = _lanes(config, asked, partitions, known, shares, estimates)[0]
+        allocations[name] = lane.single(known[0], settings) if name in by_id else lane.pack(known, settings)
     expected = 0.0
     for lane in _lanes(config, asked, partitions, left, shares, estimates):
         if settings.mode != "pack":
@@ -137,7 +147,6 @@ def plan_jobs(
         singles,
         allocations,
         live,
-        partitions,
         expected,
         alone=sum(estimates[cell.id].minutes for cell in left),
         guessed=any(not estimates[cell.id].known for cell in left),
@@ -259,12 +268,13 @@ def _check_cell(config: Config, cell: Cell, partition: Partition, share: int) ->
     resources = cell.resources
     place = _entry(config, resources)
     limit = math.inf if partition.minutes is None else partition.minutes
-    if (resources.runtime or 0) + START_MINUTES > limit:
+    lost = margin(config.slurm)
+    if resources.runtime and resources.runtime + lost > limit:
         raise UserError(
             f"{place}.runtime",
             f"{resources.runtime} min",
-            f"at most {limit - START_MINUTES:.0f} min: partition {partition.name} allows {limit:.0f}, and starting "
-            f"may take {START_MINUTES}",
+            f"at most {max(0, limit - lost):.0f} min: partition {partition.name} allows {limit:.0f}, of which starting "
+            f"and stopping (`slurm.grace`) may take {lost}",
             "lower it (a cell that is stopped goes on from its checkpoint), or choose another `slurm.partition`",
         )
     if resources.cpus > partition.cpus:

@@ -32,6 +32,10 @@ _UNDERWAY = {
 }
 # Held until somebody releases them.
 _HELD = {"REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
+# A controller that has just started may say so of jobs for a moment.
+_NEVER_SECONDS = 30.0
+# Somebody who holds a job by hand may have gone home.
+_HOLD_SECONDS = 3 * 24 * 3600.0
 _UNKNOWN_SECONDS = 30 * 60.0
 _TELL_SECONDS = 10 * 60.0
 
@@ -47,7 +51,7 @@ class Verdict(Enum):
 class Watch:
     """Looks at jobs from time to time and remembers what was odd about them, and for how long.
 
-    ``silence``: seconds after which a job that Slurm does not know, or Slurm's not answering, counts as a failure.
+    ``silence``: seconds after which a job that Slurm does not know has failed, and for which Slurm may not answer.
     """
 
     def __init__(self, silence: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -59,7 +63,7 @@ class Watch:
         self._news: list[str] = []
 
     def look(self, ids: Sequence[str]) -> dict[str, tuple[Verdict, str]]:
-        """By id: the verdict, and Slurm's words for it."""
+        """By id: the verdict, and Slurm's words for it. Raises SlurmError when Slurm has been silent for too long."""
         if not ids:
             return {}
         now = self._clock()
@@ -80,8 +84,10 @@ class Watch:
         self._silent_since = self._silent_since if self._silent_since is not None else now
         for_seconds = now - self._silent_since
         if for_seconds > self._silence:
-            text = f"Slurm has not answered for {for_seconds / 60:.0f} min ({words}); the job may go on: run again"
-            return dict.fromkeys(ids, (Verdict.FAILED, text))
+            raise SlurmError(
+                f"Slurm has not answered for {for_seconds / 60:.0f} min ({words}). Its jobs go on: run the same "
+                "command when it does, and they are adopted"
+            )
         self._tell(
             "silence", f"Slurm does not answer ({words}); waiting for it, up to {self._silence / 60:.0f} min", now
         )
@@ -89,6 +95,9 @@ class Watch:
 
     def _judge(self, identity: str, job: SlurmJob | None, accounted: dict[str, str], now: float) -> tuple[Verdict, str]:
         state = job.state if job else accounted.get(identity)
+        if job is None and state not in ENDED:
+            # What the controller has forgotten has ended, though accounting may never hear of it.
+            state = None
         if state == "COMPLETED":
             return Verdict.SUCCEEDED, state
         if state is None:
@@ -100,10 +109,14 @@ class Watch:
             return Verdict.FAILED, state
         if state not in _UNDERWAY | _HELD:
             return self._for(identity, f"in the unknown state {state}", _UNKNOWN_SECONDS, now)
-        if state in _HELD or (job and state == "PENDING" and job.reason.startswith(_NEVER)):
-            return self._give_up(identity, job.reason if job else state)
+        if job and (state in _HELD or (state == "PENDING" and job.reason.startswith(_NEVER))):
+            verdict, _ = self._for(identity, job.reason, _NEVER_SECONDS, now)
+            return self._give_up(identity, job.reason) if verdict is Verdict.FAILED else (verdict, job.reason)
         if job and state == "PENDING" and job.reason.startswith("JobHeld"):
+            if self._for(identity, "held", _HOLD_SECONDS, now)[0] is Verdict.FAILED:
+                return self._give_up(identity, job.reason)
             self._tell(identity, f"Slurm job {identity} is held ({job.reason}): `scontrol release {identity}`", now)
+            return Verdict.RUNNING, job.reason
         self._forget(identity)
         return Verdict.RUNNING, state
 
