@@ -127,10 +127,7 @@ class Executor(RemoteExecutor):
     def _left_behind(self, output: Path) -> SlurmJob | None:
         """The job of an earlier run that makes ``output``, told once: should it fail, another is to be submitted."""
         if self._left is None:
-            try:
-                self._left = live_jobs(_sweep(output))
-            except SlurmError:
-                return None  # to submit will tell what is the matter, and looks again
+            self._left = live_jobs(_sweep(output))
         return self._left.pop(output, None)
 
     def _submit(self, job: JobExecutorInterface, output: Path) -> str:
