@@ -50,6 +50,8 @@ class Sandbox:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            # A shell that runs the tests in the background has it ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def snakemake(
