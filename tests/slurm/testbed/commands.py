@@ -83,13 +83,14 @@ def up(services: Services) -> None:
 
 
 def down(services: Services, *, wipe: bool) -> None:
-    """Cancel all jobs and end every process; `wipe` removes the folder as well."""
+    """Cancel all jobs and end every process; `wipe` removes the folder as well, if it is a test cluster's."""
     services.cancel_jobs()
     services.stop()
     services.state.unlink()
-    if wipe and services.state.is_ours():
+    wiped = wipe and services.state.is_ours()
+    if wiped:
         shutil.rmtree(services.state.root, ignore_errors=True)
-    print(f"test cluster: down{', its folder removed' if wipe else ''}")
+    print(f"test cluster: down{', its folder removed' if wiped else ''}")
 
 
 def start_node(services: Services, name: str) -> None:

@@ -25,12 +25,12 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float) -> No
 
 @dataclass(frozen=True)
 class Daemon:
-    """A program that runs in the foreground of a session of its own, with what it writes in `log`."""
+    """A program that runs in the foreground of a session of its own; what it prints goes to `output`."""
 
     name: str
     command: tuple[str | Path, ...]
     pid_file: Path
-    log: Path
+    output: Path
 
     def pid(self) -> int | None:
         """The process if it runs. A pid file from before a crash or a boot counts for nothing, whoever has the pid."""
@@ -41,14 +41,14 @@ class Daemon:
         return int(number) if _birth(int(number)) == birth else None
 
     def start(self, environment: Mapping[str, str]) -> None:
-        with open(self.log, "ab") as log:
+        with open(self.output, "ab") as output:
             process = subprocess.Popen(
                 self.command,
                 env=environment,
                 cwd="/",
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
             )
         temporary = self.pid_file.with_suffix(".tmp")
@@ -56,7 +56,7 @@ class Daemon:
         temporary.replace(self.pid_file)
 
     def wait_until(self, ready: Callable[[], object], what: str, seconds: float) -> None:
-        """Wait for what this program does. Raises ClusterError with the log's end if it ended or is late."""
+        """Wait for what this program does. Raises ClusterError with its last lines if it ended or is late."""
 
         def ready_or_ended() -> bool:
             return bool(ready()) or self.pid() is None
@@ -64,9 +64,9 @@ class Daemon:
         try:
             wait_until(ready_or_ended, what, seconds)
         except ClusterError as late:
-            raise ClusterError(f"{late}\n{self._end_of_log()}") from None
+            raise ClusterError(f"{late}\n{self._last_lines()}") from None
         if self.pid() is None:
-            raise ClusterError(f"{self.name} ended instead of starting\n{self._end_of_log()}")
+            raise ClusterError(f"{self.name} ended instead of starting\n{self._last_lines()}")
 
     def stop(self, seconds: float) -> None:
         """End it: asked first, killed after `seconds`. Raises ClusterError if it outlives that too."""
@@ -86,9 +86,9 @@ class Daemon:
             wait_until(lambda: self.pid() is None, f"{self.name} (process {pid}) to end after SIGKILL", 20)
         self.pid_file.unlink(missing_ok=True)
 
-    def _end_of_log(self) -> str:
-        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        return "\n".join([f"the end of {self.log}:", *("  " + line for line in lines[-12:])])
+    def _last_lines(self) -> str:
+        lines = self.output.read_text(errors="replace").splitlines() if self.output.exists() else []
+        return "\n".join([f"the end of {self.output}:", *("  " + line for line in lines[-12:])])
 
 
 def _birth(pid: int) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import shutil
 import signal
 import socket
@@ -16,7 +17,7 @@ from .state import ACCOUNTING_PORT, DATABASE_PORT, NODES, ClusterError, State
 
 # The account that root's jobs are charged to, and one that root may not use.
 ACCOUNTS = ("ml", "other")
-GOOD_STATES = {"idle", "mixed", "allocated", "completing"}
+GOOD_STATES = {"idle", "planned", "mixed", "allocated", "completing"}
 
 _NODE_PROGRAM = Path(__file__).parent.parent / "node.sh"
 
@@ -31,6 +32,7 @@ class Services:
             "HOME": "/root",
             "LANG": "C.UTF-8",
             "SLURM_CONF": str(state.slurm_conf),
+            "SLURM_TIME_FORMAT": "%s",
         }
         munge, run = state.munge, state.run
         self._munge_socket = munge / "socket"
@@ -39,7 +41,7 @@ class Services:
             "munged",
             *("munged", "--foreground", "--force", "--group-update-time=-1"),
             *(f"--key-file={munge}/key", f"--socket={self._munge_socket}", f"--seed-file={munge}/seed"),
-            *(f"--pid-file={run}/munged.own-pid", f"--log-file={state.log}/munged.own-log"),
+            f"--pid-file={run}/munged.own-pid",
         )
         self.mariadbd = self._daemon(
             "mariadbd",
@@ -95,7 +97,8 @@ class Services:
     def wait_for_nodes(self, *names: str) -> None:
         """Until Slurm may use these nodes. One that it has set aside, for a job that did not die say, is taken back."""
         for name in names:
-            self.nodes[name].wait_until(lambda name=name: self._node_is_usable(name), f"node {name} to be usable", 60)
+            usable = functools.partial(self._node_is_usable, name)
+            self.nodes[name].wait_until(usable, f"node {name} to be usable", 60)
 
     def node_states(self) -> dict[str, str]:
         """Slurm's view of each node: idle, mixed, down* ("*": it does not answer), drained…; empty without Slurm."""
@@ -146,7 +149,14 @@ class Services:
         state = self.node_states().get(name, "unknown")
         if state in ("down", "drained", "draining"):
             self.slurm("scontrol", "update", f"NodeName={name}", "State=RESUME")
-        return state in GOOD_STATES
+        return state in GOOD_STATES and self._has_registered(name)
+
+    def _has_registered(self, name: str) -> bool:
+        """Whether this slurmd has reported to this slurmctld: until then a busy node's state is the one from before."""
+        shown = self.slurm("scontrol", "--oneliner", "show", "node", name)
+        start = next(word for word in shown.split() if word.startswith("SlurmdStartTime=")).partition("=")[2]
+        # "None" for a controller that was started since. It is rounded down, and the pid file is written a bit later.
+        return start.isdecimal() and int(start) >= self.nodes[name].pid_file.stat().st_mtime - 2
 
     def _make_database(self) -> None:
         """The tables of MariaDB itself. Made aside, so that an interruption leaves no half of them."""
@@ -188,22 +198,14 @@ class Services:
         daemon.wait_until(ready, f"{daemon.name} to answer", seconds)
 
     def _daemon(self, name: str, *command: str | Path) -> Daemon:
-        return Daemon(name, command, self.state.run / f"{name}.pid", self.state.log / f"{name}.log")
+        return Daemon(name, command, self.state.run / f"{name}.pid", self.state.log / f"{name}.out")
 
     def _node(self, name: str) -> Daemon:
         """Own host name, /etc/hosts, /dev/shm and process numbers; network, users and files are the machine's."""
         return self._daemon(
             f"node-{name}",
-            *(
-                "unshare",
-                "--uts",
-                "--mount",
-                "--propagation=private",
-                "--pid",
-                "--fork",
-                "--kill-child",
-                "--mount-proc",
-            ),
+            *("unshare", "--uts", "--mount", "--propagation=private", "--pid", "--fork"),
+            *("--kill-child", "--mount-proc"),
             *(_NODE_PROGRAM, self.state.root, name),
         )
 
