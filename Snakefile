@@ -17,7 +17,8 @@ try:
     from sweepack.listing import write_listing
     from sweepack.plan import check_pool, describe, make_plan
     from sweepack.preheat import cell_host, check_task, preheat, results_host
-    from sweepack.slurm.start import check_jobs, clear_queue
+    from sweepack.slurm.plan import check_requests
+    from sweepack.slurm.start import clear_queue
     from snakemake_executor_plugin_sweepack_slurm import site_request
 except ModuleNotFoundError as missing:
     sys.exit(
@@ -38,7 +39,7 @@ try:
     if PLAN.slurm and workflow.is_main_process:
         POOL = []
         check_task(PLAN, ROOT, POOL, os.environ, running=False)
-        check_jobs(PLAN)
+        check_requests(PLAN.slurm)
         print(describe(PLAN), file=sys.stderr)
     elif workflow.is_main_process:
         POOL = check_pool(PLAN, os.environ)
@@ -78,7 +79,7 @@ onstart:
         # that was ever started: among many ready cells that grows with their square, and it keeps Snakemake from ending.
         workflow.scheduler.job_rate_limiter = None
     if PLAN.slurm:
-        clear_queue(PLAN)
+        clear_queue(PLAN.slurm)
     else:
         preheat(PLAN, ROOT, POOL, os.environ)
     write_listing(PLAN, ROOT)

@@ -132,6 +132,10 @@ class Executor(RemoteExecutor):
 
     def _submit(self, job: JobExecutorInterface, output: Path) -> str:
         """The id of the Slurm job; where the controller does not answer, it is asked again until patience ends."""
+        # Snakemake removes old outputs of local jobs only, and an old one must not be taken for this job's. Not at each
+        # attempt: one that seemed to fail may have been taken.
+        for path in job.output:
+            Path(str(path)).unlink(missing_ok=True)
         end = time.monotonic() + self._patience
         while True:
             try:
@@ -150,9 +154,6 @@ class Executor(RemoteExecutor):
 
     def _sbatch(self, job: JobExecutorInterface, output: Path) -> str:
         """The id of the Slurm job. Raises SlurmError with Slurm's own words."""
-        # Snakemake removes old outputs of local jobs only, and an old one must not be taken for this job's.
-        for path in job.output:
-            Path(str(path)).unlink(missing_ok=True)
         name = "-".join(job.wildcards) if job.wildcards else job.name
         log = output.parent / f"slurm-{name}-%j.log"
         log.parent.mkdir(parents=True, exist_ok=True)

@@ -265,8 +265,11 @@ def _expectation(detail: Any) -> str:
         "model_type": "a mapping (`name: value` lines)",
     }
     if detail["type"] == "string_pattern_mismatch":
-        name = "a name of letters, digits, `_` and `-`, at most 64 of them"
-        return name if detail["loc"][-1] == "name" else "a path without braces"
+        return {
+            "name": "a name of letters, digits, `_` and `-`, at most 64 of them",
+            "results": "a path without braces",
+            "gpu_model": "a name of letters, digits, `_`, `.` and `-`",
+        }[detail["loc"][-1]]
     bounds = {"greater_than_equal": "{ge} or more", "less_than_equal": "{le} or less", "greater_than": "more than {gt}"}
     if detail["type"] in bounds:
         return bounds[detail["type"]].format(**detail["ctx"])

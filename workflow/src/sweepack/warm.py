@@ -207,6 +207,7 @@ class Host:
         try:
             shed(parent, (os.open(os.devnull, os.O_RDONLY), log, log), (job.terminal, *job.kept_open))
             take_on(surroundings)
+            # What the import has set would be set in a fresh process too.
             for name, value in self._changes.items():
                 os.environ.pop(name, None)
                 if value is not None:

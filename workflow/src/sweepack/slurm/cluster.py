@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sweepack.errors import UserError, Verbatim
 
@@ -116,16 +116,7 @@ def read_partitions() -> list[Partition]:
 
 def _larger(one: Partition, other: Partition) -> Partition:
     bigger = max(one, other, key=lambda partition: (partition.gpus, partition.cpus, partition.memory))
-    return Partition(
-        bigger.name,
-        bigger.default,
-        bigger.minutes,
-        bigger.cpus,
-        bigger.memory,
-        bigger.gpus,
-        max(one.shards, other.shards),
-        one.models | other.models,
-    )
+    return replace(bigger, shards=max(one.shards, other.shards), models=one.models | other.models)
 
 
 def _number(text: str) -> int:
@@ -216,6 +207,6 @@ def refusal(flags: Sequence[str]) -> str | None:
     try:
         run(["sbatch", "--test-only", *flags, "/dev/stdin"], stdin="#!/bin/sh\ntrue\n")
     except SlurmError as error:
-        lines = [re.sub(r"^(sbatch|allocation failure): *(error: *)?", "", line) for line in str(error).splitlines()]
-        return " ".join(re.sub(r"^allocation failure: *", "", line) for line in lines if line)
+        lines = (re.sub(r"^((sbatch|error|allocation failure): *)+", "", line) for line in str(error).splitlines())
+        return " ".join(line for line in lines if line)
     return None

@@ -25,7 +25,8 @@ def describe_jobs(plan: SlurmPlan) -> list[str]:
 
 
 def _jobs(plan: SlurmPlan) -> str:
-    new = [pack for pack in plan.packs if pack.name in plan.to_submit]
+    names = set(plan.to_submit)
+    new = [pack for pack in plan.packs if pack.name in names]
     parts = []
     if new:
         sizes = [len(pack.cells) for pack in new]
@@ -34,7 +35,7 @@ def _jobs(plan: SlurmPlan) -> str:
         on = "a GPU" if gpus == 1 else f"{gpus} GPUs of one node"
         each = f"s of {size} cells, each on" if len(new) > 1 else f" of {size} cell{'s' * (sizes[0] > 1)} on"
         parts.append(f"{len(new)} pack{each} {on}")
-    single = [name for name in plan.singles if name in plan.to_submit]
+    single = [name for name in plan.singles if name in names]
     if single:
         what = "shards of a GPU" if plan.settings.mode == "shard" else "a whole GPU"
         parts.append(f"{len(single)} cell{'s' * (len(single) > 1)} with a job and {what} each")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from sweepack.admission import Ask
@@ -75,45 +75,42 @@ class Lane:
 
     def gather(self, settings: Slurm, largest: int | None) -> list[tuple[tuple[Cell, ...], Allocation]]:
         """Packs with what each asks for; none has more than ``largest`` cells, where that is given."""
-        gpus = settings.pack.gpus
-        count = self._count(settings, gpus)
+        count = self._count(settings)
         if largest:
             count = max(count, math.ceil(len(self.cells) / largest))
         room = self._room(settings)
         while True:
             packs = self._balanced(min(count, len(self.cells)), largest)
-            longest = max(self._expected(pack, gpus, settings) for pack in packs)
+            allocations = [self.pack(pack, settings) for pack in packs]
+            longest = max(allocation.expected for allocation in allocations)
             if longest <= room or count >= len(self.cells):
-                return [(pack, self.pack(pack, settings)) for pack in packs]
+                return list(zip(packs, allocations, strict=True))
             count = max(count + 1, math.ceil(count * longest / room))
 
     def single(self, cell: Cell, settings: Slurm) -> Allocation:
         """What the job of one cell asks for."""
-        minutes = self._minutes([cell], self.estimates[cell.id].minutes, settings)
-        cpus, mem = settings.cpus or cell.resources.cpus, settings.mem or cell.resources.mem
+        expected = self.estimates[cell.id].minutes
+        sized = Allocation(
+            self.request,
+            settings.cpus or cell.resources.cpus,
+            self._minutes([cell], expected, settings),
+            mem_mb=settings.mem or cell.resources.mem,
+            expected=expected,
+        )
         if settings.mode != "shard":
-            return Allocation(self.request, cpus, minutes, gpus=1, mem_mb=mem)
+            return replace(sized, gpus=1)
         of_a_gpu = settings.shards_per_gpu or max(1, self.partition.shards // max(1, self.partition.gpus))
-        shards = max(1, math.ceil(self.shares[cell.id] * of_a_gpu / WHOLE))
-        return Allocation(self.request, cpus, minutes, shards=shards, mem_mb=mem)
+        return replace(sized, shards=max(1, math.ceil(self.shares[cell.id] * of_a_gpu / WHOLE)))
 
     def pack(self, cells: Sequence[Cell], settings: Slurm) -> Allocation:
-        """What the job of a pack of ``cells`` asks for."""
+        """What the job of a pack of ``cells`` asks for, and how long they will take side by side."""
         gpus = settings.pack.gpus
-        minutes = self._minutes(cells, self._expected(cells, gpus, settings), settings)
         cpus, memory = self._cpus(cells, gpus, settings), self._memory(cells, gpus, settings)
-        return Allocation(self.request, cpus, minutes, gpus, mem_mb=memory)
-
-    def expected_minutes(self, cells: Sequence[Cell], allocation: Allocation) -> float:
-        """How long the ``cells`` will take side by side on the GPUs of ``allocation``."""
-        left = {"cores": allocation.cpus, "mem_mb": allocation.mem_mb or self.partition.memory}
+        left = {"cores": cpus, "mem_mb": memory or self.partition.memory}
         asks = [self._ask(cell, left) for cell in cells]
-        devices = [str(device) for device in range(allocation.gpus)]
-        return max(play(asks, devices, left)[1], default=0.0)
-
-    def _expected(self, cells: Sequence[Cell], gpus: int, settings: Slurm) -> float:
-        cpus, memory = self._cpus(cells, gpus, settings), self._memory(cells, gpus, settings)
-        return self.expected_minutes(cells, Allocation(self.request, cpus, 0, gpus, mem_mb=memory))
+        expected = max(play(asks, [str(device) for device in range(gpus)], left)[1], default=0.0)
+        minutes = self._minutes(cells, expected, settings)
+        return Allocation(self.request, cpus, minutes, gpus, mem_mb=memory, expected=expected)
 
     def _ask(self, cell: Cell, left: Mapping[str, int]) -> Ask:
         wanted = {"cores": cell.resources.cpus, "mem_mb": cell.resources.mem or 0}
@@ -124,12 +121,12 @@ class Lane:
         """GPU minutes, at least a little: those that take no time must not all come to lie in one pack."""
         return self.shares[cell.id] * max(self.estimates[cell.id].minutes, 1e-3) / WHOLE
 
-    def _count(self, settings: Slurm, gpus: int) -> int:
+    def _count(self, settings: Slurm) -> int:
         if settings.pack.count != "auto":
             return int(settings.pack.count)
         work = sum(self._work(cell) for cell in self.cells)
         target = min(settings.pack.minutes, self._room(settings))
-        return max(1, math.ceil(work / (gpus * target)))
+        return max(1, math.ceil(work / (settings.pack.gpus * target)))
 
     def _balanced(self, count: int, largest: int | None) -> list[tuple[Cell, ...]]:
         """``count`` packs of about equal work: each cell, the largest first, goes to the pack that has least.

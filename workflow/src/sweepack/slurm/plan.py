@@ -140,7 +140,7 @@ def plan_jobs(
             ids = tuple(cell.id for cell in members)
             packs.append(Pack(name_of(ids, states), ids))
             allocations[packs[-1].name] = allocation
-            expected += lane.expected_minutes(members, allocation) * allocation.gpus
+            expected += allocation.expected * allocation.gpus
     return SlurmPlan(
         settings,
         packs,
@@ -201,7 +201,7 @@ def _lanes(
         key = request.model_dump_json()
         if key not in groups:
             groups[key] = (request, _partition(request, partitions, config, cell.resources), [])
-        _check_cell(config, cell, groups[key][1], shares[cell.id])
+        _check_cell(config, cell, groups[key][1])
         groups[key][2].append(cell)
     return [
         Lane(request, partition, tuple(members), shares, estimates) for request, partition, members in groups.values()
@@ -263,7 +263,7 @@ def _partition(
     return partition
 
 
-def _check_cell(config: Config, cell: Cell, partition: Partition, share: int) -> None:
+def _check_cell(config: Config, cell: Cell, partition: Partition) -> None:
     """Raises UserError when no node of ``partition`` has what ``cell`` needs."""
     resources = cell.resources
     place = _entry(config, resources)

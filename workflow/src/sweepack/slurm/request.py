@@ -9,7 +9,10 @@ from sweepack.slurm.config import Request, Slurm
 
 @dataclass(frozen=True)
 class Allocation:
-    """The size of a job: GPUs or shards of one, CPUs, memory in megabytes (None: the default), minutes."""
+    """The size of a job: CPUs, time limit in minutes, GPUs or shards of one, memory in megabytes (None: the default).
+
+    ``expected`` is how many minutes its cells will take.
+    """
 
     request: Request
     cpus: int
@@ -17,10 +20,12 @@ class Allocation:
     gpus: int = 0
     shards: int = 0
     mem_mb: int | None = None
+    expected: float = 0.0
 
     def flags(self, settings: Slurm) -> list[str]:
         """As sbatch takes them."""
-        flags = [*self.request.flags(), *self._devices(settings), f"--cpus-per-task={self.cpus}"]
+        # One node: GPUs asked for by --gpus alone may be spread over several.
+        flags = [*self.request.flags(), "--nodes=1", self._devices(settings), f"--cpus-per-task={self.cpus}"]
         if self.mem_mb:
             flags.append(f"--mem={self.mem_mb}M")
         flags.append(f"--time={self.minutes}")
@@ -28,12 +33,8 @@ class Allocation:
         flags.append("--requeue" if settings.requeue else "--no-requeue")
         return flags
 
-    def _devices(self, settings: Slurm) -> list[str]:
+    def _devices(self, settings: Slurm) -> str:
         model = f"{self.request.gpu_model}:" if self.request.gpu_model else ""
-        # GPUs asked for by --gpus alone may be spread over nodes.
         if self.shards:
-            return ["--nodes=1", f"--gres=shard:{model}{self.shards}"]
-        if not self.gpus:
-            return []
-        asked = f"--gpus={model}{self.gpus}" if settings.gpu_flag == "gpus" else f"--gres=gpu:{model}{self.gpus}"
-        return ["--nodes=1", asked]
+            return f"--gres=shard:{model}{self.shards}"
+        return f"--gpus={model}{self.gpus}" if settings.gpu_flag == "gpus" else f"--gres=gpu:{model}{self.gpus}"

@@ -1,28 +1,21 @@
-"""What a run on Slurm does before its first job: ask whether the jobs would be taken, end those it is not to adopt."""
+"""What a run on Slurm does before its first job: end those of an earlier run that it is not to adopt."""
 
 from __future__ import annotations
 
 import sys
 import time
 
-from sweepack.plan import Plan
 from sweepack.slurm.cluster import ENDED, SlurmError, cancel, jobs_by_id
-from sweepack.slurm.plan import check_requests
+from sweepack.slurm.plan import SlurmPlan
 
 _GONE_SECONDS = 300.0
 
 
-def check_jobs(plan: Plan) -> None:
-    """Raises UserError with Slurm's own words when it would not take a job of ``plan``."""
-    if plan.slurm:
-        check_requests(plan.slurm)
-
-
-def clear_queue(plan: Plan) -> None:
+def clear_queue(plan: SlurmPlan) -> None:
     """Cancel what an earlier run has left, if the plan is not to adopt it, and wait until it has ended."""
-    if plan.slurm is None or plan.slurm.settings.live == "adopt" or not plan.slurm.live:
+    if plan.settings.live == "adopt" or not plan.live:
         return
-    ids = [job.id for job in plan.slurm.live.values()]
+    ids = [job.id for job in plan.live.values()]
     end = time.monotonic() + _GONE_SECONDS
     try:
         cancel(ids)

@@ -95,30 +95,29 @@ class Watch:
 
     def _judge(self, identity: str, job: SlurmJob | None, accounted: dict[str, str], now: float) -> tuple[Verdict, str]:
         state = job.state if job else accounted.get(identity)
-        if job is None and state not in ENDED:
-            # What the controller has forgotten has ended, though accounting may never hear of it.
-            state = None
         if state == "COMPLETED":
             return Verdict.SUCCEEDED, state
-        if state is None:
-            # Just submitted, or long gone: both look alike to a controller that answers "Invalid job id".
-            return self._for(identity, "unknown to Slurm", min(self._silence, _UNKNOWN_SECONDS), now)
         if state in _MAYBE_AGAIN:
             return self._for(identity, state, _AGAIN_SECONDS, now)
         if state in ENDED:
             return Verdict.FAILED, state
-        if state not in _UNDERWAY | _HELD:
-            return self._for(identity, f"in the unknown state {state}", _UNKNOWN_SECONDS, now)
-        if job and (state in _HELD or (state == "PENDING" and job.reason.startswith(_NEVER))):
+        if job is None:
+            # Just submitted, or long gone: both look alike to a controller that answers "Invalid job id", and
+            # accounting alone may never hear of an end.
+            return self._for(identity, "unknown to Slurm", min(self._silence, _UNKNOWN_SECONDS), now)
+        if job.state not in _UNDERWAY | _HELD:
+            return self._for(identity, f"in the unknown state {job.state}", _UNKNOWN_SECONDS, now)
+        pending = job.state == "PENDING"
+        if job.state in _HELD or (pending and job.reason.startswith(_NEVER)):
             verdict, _ = self._for(identity, job.reason, _NEVER_SECONDS, now)
             return self._give_up(identity, job.reason) if verdict is Verdict.FAILED else (verdict, job.reason)
-        if job and state == "PENDING" and job.reason.startswith("JobHeld"):
+        if pending and job.reason.startswith("JobHeld"):
             if self._for(identity, "held", _HOLD_SECONDS, now)[0] is Verdict.FAILED:
                 return self._give_up(identity, job.reason)
             self._tell(identity, f"Slurm job {identity} is held ({job.reason}): `scontrol release {identity}`", now)
             return Verdict.RUNNING, job.reason
         self._forget(identity)
-        return Verdict.RUNNING, state
+        return Verdict.RUNNING, job.state
 
     def _for(self, identity: str, what: str, limit: float, now: float) -> tuple[Verdict, str]:
         """A failure once ``what`` has been so for ``limit`` seconds."""
