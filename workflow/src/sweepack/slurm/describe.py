@@ -65,4 +65,6 @@ def _cost(plan: SlurmPlan) -> list[str]:
 
 def _hours(minutes: float) -> str:
     hours = minutes / 60
-    return f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}"
+    if hours >= 100:
+        return f"{hours:,.0f}"
+    return f"{hours:.3g}" if hours >= 0.01 else "under 0.01"
