@@ -158,27 +158,28 @@ class Executor(RemoteExecutor):
         log = output.parent / f"slurm-{name}-%j.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         setup = job.resources.get("setup")
-        command = [
+        sbatch = [
             *("sbatch", "--parsable", f"--job-name={_sweep(output).name}:{name}", f"--comment={mark(output)}"),
             *(
                 f"--output={log}",
                 f"--chdir={self.workflow.workdir_init}",
                 "--open-mode=append",
                 "--export=ALL",
-                "--ntasks=1",
             ),
             *shlex.split(job.resources.get("sbatch") or ""),
         ]
         shell = "#!/bin/bash -l" if setup else "#!/bin/sh"
         # In a step, since only steps hear of a preemption when its grace time begins.
         step = f"exec srun --nodes=1 --ntasks=1 --cpus-per-task={job.threads} --cpu-bind=quiet"
-        started = f"{step} {job.shellcmd.removeprefix('exec ')}"
+        command = job.shellcmd.removeprefix("exec ")
+        # What starts steps of its own stands beside them.
+        started = f"exec {command}" if job.resources.get("steps") else f"{step} {command}"
         lines = [f"{line} || exit" for line in (setup or "").splitlines() if line.strip()]
         script = "\n".join([shell, *lines, started, ""])
         try:
-            answer = run([*command, "/dev/stdin"], stdin=script)
+            answer = run([*sbatch, "/dev/stdin"], stdin=script)
         except SlurmError as error:
-            raise SlurmError(f"Slurm refused the job: {error}\n  {shlex.join(command)}") from None
+            raise SlurmError(f"Slurm refused the job: {error}\n  {shlex.join(sbatch)}") from None
         identity = answer.strip().split(";")[0]
         if not identity.isdigit():
             raise SlurmError(f"sbatch answered {answer!r}, which is no job id")

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from dataclasses import dataclass
+from typing import Any
 
 from sweepack.records import CellFiles, Record, State
 
@@ -22,6 +23,7 @@ class Launch:
     (None: not stated), ``index`` the cell's place in the sweep. ``devices``: only the first so many (0: all).
     ``round_robin``: on device ``index`` modulo the devices. ``start``: ``auto`` (from the warm host) or ``fresh``.
     ``timeout``: minutes to wait for the share. ``rejected``: how many results of the cell were refused so far.
+    ``layout``: as `sweepack.ddp.layout.Layout` has it, None for a cell on one device.
     """
 
     share: int
@@ -34,6 +36,7 @@ class Launch:
     start: str
     timeout: int
     rejected: int
+    layout: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 from sweepack import memory, orphans, provenance, randomness
 from sweepack.cell import Cell, Interrupted, plain_metrics
 from sweepack.command import run_command
+from sweepack.ddp.world import World
 from sweepack.files import write_atomic
 from sweepack.job import STOP_SIGNALS, Job, report
 from sweepack.leases import WHOLE
@@ -35,7 +36,7 @@ _stopped_at = 0.0
 
 def main(job: Job) -> int:
     """Run the cell of ``job``; its exit status."""
-    _catch_signals()
+    catch_signals()
     files = CellFiles(Path(job.directory))
     meaning = json.loads(files.meaning.read_bytes())
     before = assess(files.directory, meaning["id"]).record
@@ -59,7 +60,7 @@ def main(job: Job) -> int:
         os.write(job.terminal, f"cell {record.cell}: {error}\n".encode())
         return 1
     try:
-        metrics = _run_task(job, files, meaning, record)
+        metrics = run_task(job, files, meaning, record)
         if os.getpid() != process:
             # A child that the task has forked and let return: the cell is its parent's.
             os._exit(0)
@@ -72,8 +73,8 @@ def main(job: Job) -> int:
         if os.getpid() != process:
             os._exit(1)
         _reopen_output(files.log)
-        record, code = _judge(error, record)
-    _ignore_signals()
+        record, code = judge(error, record)
+    ignore_signals()
     record = replace(record, ended=time.time())
     accepted = record.status is State.FAILED and job.accept
     write_atomic(files.status, record.to_json())
@@ -84,8 +85,12 @@ def main(job: Job) -> int:
     return code
 
 
-def _run_task(job: Job, files: CellFiles, meaning: dict[str, Any], record: Record) -> dict[str, Any]:
+def run_task(
+    job: Job, files: CellFiles, meaning: dict[str, Any], record: Record, world: World | None = None
+) -> dict[str, Any]:
+    """The metrics that the task returns, run in this process; ``world`` when it is a rank of one."""
     limit = None
+    device = "cpu"
     on_gpu = job.kind == "cuda" and _cuda_works()
     if job.kind == "cuda" and not on_gpu and not meaning["task"]["argv"]:
         message = f"torch sees no GPU, though the cell was given {job.device}"
@@ -96,20 +101,24 @@ def _run_task(job: Job, files: CellFiles, meaning: dict[str, Any], record: Recor
         print(f"{message}, which no driver here knows: running on the CPU", file=sys.stderr)
     if on_gpu:
         limit = memory.apply_cap(job.share)
+        device = _device(world)
     cell = Cell(
         meaning["id"],
         meaning["params"],
         meaning["seed"],
         files,
-        device="cuda" if on_gpu else "cpu",
+        device=device,
+        world=world,
         share=job.share / WHOLE,
         attempt=record.attempt,
         threads=job.threads,
     )
     facts = {"device": job.device, "share": job.share, "threads": job.threads, "memory_cap": limit, "seed": cell.seed}
     root = Path.cwd()
-    described = json.dumps(provenance.describe(meaning["task"], root, facts), indent=2) + "\n"
-    write_atomic(files.provenance, described, durable=False)
+    if cell.rank == 0:
+        facts |= world.facts(cell.seed) if world else {}
+        described = json.dumps(provenance.describe(meaning["task"], root, facts), indent=2) + "\n"
+        write_atomic(files.provenance, described, durable=False)
     if meaning["task"]["argv"]:
         return run_command(cell, meaning["task"]["argv"], job.kept_open)
 
@@ -119,7 +128,7 @@ def _run_task(job: Job, files: CellFiles, meaning: dict[str, Any], record: Recor
     os.umask(umask)
     _, function = import_task(meaning["task"], root)
     # Whatever the import did to the process: a cell can be stopped, and starts in the project's folder.
-    _catch_signals()
+    catch_signals()
     os.chdir(root)
     os.umask(umask)
     randomness.seed_all(cell.seed)
@@ -129,7 +138,17 @@ def _run_task(job: Job, files: CellFiles, meaning: dict[str, Any], record: Recor
         # Lightning ends a fit that was cut short like one that was not.
         if trainer.interrupted or trainer.received_sigterm:
             raise Interrupted(signal.SIGTERM)
+    cell.require_joined()
     return metrics
+
+
+def _device(world: World | None) -> str:
+    if world is None:
+        return "cuda"
+    import torch
+
+    torch.cuda.set_device(world.local_rank)
+    return f"cuda:{world.local_rank}"
 
 
 def _cuda_works() -> bool:
@@ -140,7 +159,7 @@ def _cuda_works() -> bool:
     return torch.cuda.is_available()
 
 
-def _judge(error: BaseException, record: Record) -> tuple[Record, int]:
+def judge(error: BaseException, record: Record) -> tuple[Record, int]:
     """The record and the exit status that ``error`` leads to: interruptions are no failures of the task."""
     signum = _stopped_by
     if signum is None and isinstance(error, KeyboardInterrupt):
@@ -174,7 +193,7 @@ def _flush() -> None:
             stream.flush()
 
 
-def _catch_signals() -> None:
+def catch_signals() -> None:
     for signum in STOP_SIGNALS:
         signal.signal(signum, _stop)
     # A warm host has them blocked; one that came since it forked this process is delivered now.
@@ -192,7 +211,7 @@ def _stop(signum: int, frame: FrameType | None) -> None:
         raise Interrupted(signum)
 
 
-def _ignore_signals() -> None:
+def ignore_signals() -> None:
     """From here on the end is being written down: a signal must not tear it."""
     for signum in STOP_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
