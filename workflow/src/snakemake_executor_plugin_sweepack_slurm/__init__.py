@@ -110,10 +110,10 @@ class Executor(RemoteExecutor):
             known = self._left_behind(output) if job.attempt == 1 else _live(output)
             if known:
                 identity = known.id
-                self.logger.info(f"{output.stem}: adopted Slurm job {identity} ({known.state.lower()})")
+                self.logger.info(f"{_name(output)}: adopted Slurm job {identity} ({known.state.lower()})")
             else:
                 identity = self._submit(job, output)
-                self.logger.info(f"{output.stem}: submitted as Slurm job {identity}")
+                self.logger.info(f"{_name(output)}: submitted as Slurm job {identity}")
         except _Silence as error:
             # Not this job alone: the run ends, without cancelling what is in the queue.
             self.workflow.scheduler.executor_error_callback(WorkflowError(str(error)))
@@ -207,7 +207,7 @@ class Executor(RemoteExecutor):
 
     def _fail(self, info: SubmittedJobInfo, words: str) -> None:
         # Snakemake's own report of it is as long as the job's command, and the profile leaves it out.
-        self.logger.error(f"{Path(str(info.job.output[0])).stem}: {words}")
+        self.logger.error(f"{_name(Path(str(info.job.output[0])))}: {words}")
         self.report_job_error(info)
 
     def _has_output(self, info: SubmittedJobInfo) -> bool:
@@ -225,6 +225,11 @@ class Executor(RemoteExecutor):
 def _sweep(output: Path) -> Path:
     """The sweep's folder: its jobs make packs/<name>.done and cells/<id>/result.json."""
     return output.parents[1] if output.parent.name == "packs" else output.parents[2]
+
+
+def _name(output: Path) -> str:
+    """The pack or the cell that ``output`` is of."""
+    return output.stem if output.parent.name == "packs" else output.parent.name
 
 
 def _live(output: Path) -> SlurmJob | None:

@@ -14,7 +14,6 @@ from sweepack.ddp.layout import node_range
 DERIVED = {
     **dict.fromkeys(("tasks", "ntasks", "world_size"), "it is nodes × gpus_per_node"),
     **dict.fromkeys(("tasks_per_node", "ntasks_per_node", "devices"), "it is gpus_per_node"),
-    **dict.fromkeys(("gpus", "num_gpus"), "write `nodes` and `gpus_per_node`"),
     "num_nodes": "write `nodes`",
     "cpus_per_task": "write `cpus`: for each rank",
     "launcher": "write `ddp: {launcher: …}`",
