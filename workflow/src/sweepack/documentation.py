@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from sweepack.config import Command, Config, Objective, Resources, Sample, Sweep
+from sweepack.ddp.config import Ddp
 from sweepack.files import write_atomic
 from sweepack.slurm.config import PackSettings, Request, Slurm
 
@@ -18,6 +19,7 @@ _SECTIONS: list[tuple[str, str, type[BaseModel]]] = [
     ("`sweep.task` as a command", "sweep.task.", Command),
     ("`sweep.sample`", "sweep.sample.", Sample),
     ("`resources`, one entry of the list", "resources[].", Resources),
+    ("`resources[].ddp`", "resources[].ddp.", Ddp),
     ("`resources[].slurm`", "resources[].slurm.", Request),
     ("`objective`", "objective.", Objective),
     ("`slurm`", "slurm.", Slurm),
