@@ -205,6 +205,7 @@ def test_another_number_of_ranks_goes_on_with_the_same_global_batch_only(sandbox
 
 LOOP = """
 import json
+import os
 import torch
 from torch import nn
 
@@ -213,6 +214,7 @@ def train(cell, *, alone: bool = False):
         return {"loss": 1.0}
     net = nn.Linear(4, 1)
     cell.join()
+    assert os.environ["NCCL_DEBUG"] == "WARN", "settings of the libraries pass"
     if cell.world_size > 1:
         net = nn.parallel.DistributedDataParallel(net)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
@@ -235,6 +237,7 @@ def train(cell, *, alone: bool = False):
 
 def test_a_loop_of_ones_own_joins_and_a_task_that_ignores_its_devices_is_told(sandbox):
     sandbox.write("task.py", LOOP)
+    sandbox.environment["NCCL_DEBUG"] = "WARN"
     sandbox.config(
         sweep={"name": "test", "task": "task.py:train", "axes": {"alone": [False, True]}},
         resources=[{"gpus_per_node": 2}],
@@ -255,6 +258,7 @@ def test_a_loop_of_ones_own_joins_and_a_task_that_ignores_its_devices_is_told(sa
     [
         ({"gpus_per_node": 3}, ["resources[0].gpus_per_node", "at most 2"]),
         ({"nodes": 2, "gpus_per_node": 1}, ["resources[0].nodes", "--profile profiles/slurm"]),
+        ({"gpus_per_node": 2, "ddp": {"strategy": "fsdp"}}, ["resources[0].ddp.strategy", "GPUs"]),
     ],
 )
 def test_what_this_machine_does_not_have_is_told_in_the_plan(sandbox, entry, words):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 
 import pandas as pd
 import pytest
@@ -130,24 +129,28 @@ def test_a_killed_rank_ends_the_others_on_all_nodes(project, empty_cluster):
     wait_until_nothing_runs(empty_cluster)
 
 
-def test_requeued_in_mid_training_it_ends_as_if_nothing_had_happened(project, empty_cluster):
+def test_requeued_and_told_to_stop_in_mid_training_it_ends_as_if_nothing_had_happened(project, empty_cluster):
     import torch
 
-    wide(
-        project,
-        {"match": {"n": 0}, "nodes": 2, "gpus_per_node": 1},
-        axes={"n": [0]},
-        params={"dropout": 0.3, "trouble": "hang"},
-    )
+    params = {"dropout": 0.3}
+    wide(project, {"nodes": 2, "gpus_per_node": 1}, params={**params, "trouble": "slow"})
     run = project.start(*ONE_TRY, profile="slurm")
-    empty_cluster.wait_for((project.root / "once").exists, "the last rank to hang in its third epoch", 90)
-    time.sleep(0.5)
+    begun = project.root / "begun"
+    empty_cluster.wait_for(begun.exists, "the third epoch", 90)
     (job,) = [job["id"] for job in empty_cluster.jobs() if job["state"] == "RUNNING"]
     empty_cluster.requeue(job)
-    output, _ = run.communicate(timeout=150)
-    assert run.returncode == 0, output
+    begun.unlink()
+    empty_cluster.wait_for(begun.exists, "the third epoch of the job that was started again", 120)
+    # As before a time limit and at the beginning of a preemption's grace time, only the ranks hear it.
+    empty_cluster.call("scancel", "--signal=TERM", job)
+    output, _ = run.communicate(timeout=90)
+    assert run.returncode == 1, output
     (cell,) = project.cells().values()
-    assert (cell["status"], cell["attempt"], epochs(cell)) == ("finished", 2, [0, 1, 2, 3])
+    assert (cell["status"], cell["attempt"]) == ("interrupted", 2) and "SIGTERM" in cell["error"]
+    (project.root / "once").touch()
+    project.snakemake(*ONE_TRY, profile="slurm")
+    (cell,) = project.cells().values()
+    assert (cell["status"], cell["attempt"], epochs(cell)) == ("finished", 3, [0, 1, 2, 3])
     weights, history = torch.load(cell["dir"] / "weights.pt"), (cell["dir"] / "history.jsonl").read_text()
     project.sweepack("rerun", cell["cell"], "--", "--profile", str(REPOSITORY / "profiles/slurm"), *ONE_TRY)
     assert history == (cell["dir"] / "history.jsonl").read_text()

@@ -110,3 +110,17 @@ def test_ports_of_cells_on_a_node_are_distinct_and_come_back() -> None:
     again = Port(near=0)
     assert again.number == ports[0].number
     again.release()
+
+
+def test_lightning_gets_what_the_layout_says_and_whole_checkpoints_of_what_is_sharded() -> None:
+    from pytorch_lightning.strategies import FSDPStrategy
+    from sweepack.ddp.strategy import CellEnvironment, placement
+    from sweepack.ddp.world import World
+
+    world = World(3, 1, 4, 2, Layout(2, 2, 2, "srun", strategy="fsdp"), frozenset())
+    placed = placement(world, "gpu")
+    assert (placed["devices"], placed["num_nodes"]) == (2, 2)
+    assert isinstance(placed["strategy"], FSDPStrategy) and placed["strategy"]._state_dict_type == "full"
+    environment = CellEnvironment(world)
+    assert (environment.global_rank(), environment.local_rank(), environment.node_rank()) == (3, 1, 1)
+    assert environment.world_size() == 4 and environment.creates_processes_externally
