@@ -163,7 +163,7 @@ def test_requeued_and_told_to_stop_in_mid_training_it_ends_as_if_nothing_had_hap
         ({"nodes": 3, "gpus_per_node": 1}, ["resources[0].nodes", "at most 2", "all that there are"]),
         ({"gpus_per_node": 5}, ["resources[0].gpus_per_node", "at most 4", "what a node has"]),
         ({"gpus_per_node": 2, "slurm": {"extra": "--ntasks=3"}}, ["no `--ntasks`", "resources[].nodes"]),
-        ({"gpus_per_node": 4, "cpus": 900}, ["resources[0].cpus", "for each of 4 ranks"]),
+        ({"gpus_per_node": 4, "cpus": 20}, ["resources[0].cpus", "for each of 4 ranks"]),
     ],
 )
 def test_a_layout_that_the_cluster_does_not_have_is_refused_in_the_plan(project, empty_cluster, entry, words):
