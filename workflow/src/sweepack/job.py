@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from dataclasses import dataclass
+from typing import Any
 
 from sweepack.records import CellFiles, Record, State
 
@@ -22,6 +23,7 @@ class Launch:
     (None: not stated), ``index`` the cell's place in the sweep. ``devices``: only the first so many (0: all).
     ``round_robin``: on device ``index`` modulo the devices. ``start``: ``auto`` (from the warm host) or ``fresh``.
     ``timeout``: minutes to wait for the share. ``rejected``: how many results of the cell were refused so far.
+    ``mps``: how it uses MPS, if it shares its device (``mps.config.Mps``; None: not).
     """
 
     share: int
@@ -34,6 +36,7 @@ class Launch:
     start: str
     timeout: int
     rejected: int
+    mps: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Job:
     ``directory`` is the cell's, absolute; ``device`` is the label for people, ``kind`` is ``cuda``, ``cpu`` or ``sim``,
     ``checked`` says that the driver knows the device, ``share`` is in thousandths, ``accept`` says whether a failure of
     the task is to be accepted as the cell's result, ``kept_open`` are the descriptors of lease and lock, and
-    ``terminal`` is the one to report to.
+    ``terminal`` is the one to report to. ``mps``: what a cell under MPS is told about it (``mps.daemon.Membership``).
     """
 
     directory: str
@@ -56,6 +59,7 @@ class Job:
     accept: bool
     kept_open: tuple[int, ...]
     terminal: int
+    mps: dict[str, Any] | None = None
 
     def to_json(self) -> str:
         return json.dumps(self.__dict__)

@@ -24,6 +24,8 @@ from sweepack.command import run_command
 from sweepack.files import write_atomic
 from sweepack.job import STOP_SIGNALS, Job, report
 from sweepack.leases import WHOLE
+from sweepack.mps.control import Place, is_client
+from sweepack.mps.faults import excuse
 from sweepack.records import CellFiles, Record, State, assess
 
 THREAD_SECONDS = 10.0
@@ -73,6 +75,8 @@ def main(job: Job) -> int:
             os._exit(1)
         _reopen_output(files.log)
         record, code = _judge(error, record)
+        # A program's own process has gone, and with it the number by which MPS knew it.
+        record = excuse(record, job.mps, pid=None if meaning["task"]["argv"] else process)
     _ignore_signals()
     record = replace(record, ended=time.time())
     accepted = record.status is State.FAILED and job.accept
@@ -107,9 +111,11 @@ def _run_task(job: Job, files: CellFiles, meaning: dict[str, Any], record: Recor
         threads=job.threads,
     )
     facts = {"device": job.device, "share": job.share, "threads": job.threads, "memory_cap": limit, "seed": cell.seed}
+    if job.mps is not None:
+        facts["mps"] = {"client": None, **job.mps["variables"]}
     root = Path.cwd()
-    described = json.dumps(provenance.describe(meaning["task"], root, facts), indent=2) + "\n"
-    write_atomic(files.provenance, described, durable=False)
+    described = provenance.describe(meaning["task"], root, facts)
+    write_atomic(files.provenance, json.dumps(described, indent=2) + "\n", durable=False)
     if meaning["task"]["argv"]:
         return run_command(cell, meaning["task"]["argv"], job.kept_open)
 
@@ -125,11 +131,21 @@ def _run_task(job: Job, files: CellFiles, meaning: dict[str, Any], record: Recor
     randomness.seed_all(cell.seed)
     metrics = plain_metrics(function(cell, **meaning["params"]))
     cell.history.close()
+    if job.mps is not None:
+        _note_client(job.mps, files, described, on_gpu)
     for trainer in cell.trainers:
         # Lightning ends a fit that was cut short like one that was not.
         if trainer.interrupted or trainer.received_sigterm:
             raise Interrupted(signal.SIGTERM)
     return metrics
+
+
+def _note_client(told: dict[str, Any], files: CellFiles, described: dict[str, Any], on_gpu: bool) -> None:
+    """Write down whether this process, which has done its work, did it by MPS: CUDA runs without and says nothing."""
+    client = described["mps"]["client"] = is_client(Place(Path(told["folder"])), os.getpid())
+    write_atomic(files.provenance, json.dumps(described, indent=2) + "\n", durable=False)
+    if on_gpu and client is False:
+        print("note: this cell was no client of its MPS daemon: it ran beside the others without it", file=sys.stderr)
 
 
 def _cuda_works() -> bool:
