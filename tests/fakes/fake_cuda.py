@@ -5,6 +5,8 @@ import select
 import socket
 from pathlib import Path
 
+_contexts = []  # as CUDA's, to the end of the process
+
 
 class Gpu:
     """A process's GPU: through the daemon of its pipe directory, or, without a word, by itself if there is none."""
@@ -12,6 +14,7 @@ class Gpu:
     def __init__(self):
         pipe = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
         self.daemon = None
+        _contexts.append(self)
         if Path(pipe, "control").exists():
             self.daemon = socket.socket(socket.AF_UNIX)
             try:

@@ -16,6 +16,7 @@ import pytest
 from mps_tools import GPU, PROGRAM, daemons, path_with_fakes
 from sweepack.devices import Device
 from sweepack.errors import UserError
+from sweepack.hosts import host_socket
 from sweepack.mps import control, daemon, keeper
 from sweepack.mps.faults import excuse, was_struck
 from sweepack.records import Record, State
@@ -189,6 +190,12 @@ def test_limits_are_in_the_environment_of_a_client_only(leases):
         assert "PERCENTAGE" not in Path(f"/proc/{pid}/environ").read_text()
     with daemon.join(OTHER, SETTINGS, 250) as membership:
         assert set(membership.variables) == {"CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"}
+
+
+def test_one_warm_host_serves_cells_with_and_without_mps(leases):
+    task = {"file": "no-such.py", "reference": "module:function"}
+    with daemon.join(DEVICE, SETTINGS, 250) as membership:
+        assert host_socket({**membership.variables, "HOME": "/"}, task) == host_socket({"HOME": "/"}, task)
 
 
 class TestFaults:
