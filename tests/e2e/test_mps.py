@@ -22,8 +22,10 @@ def train(cell, *, x: int, how: str = "", crash: bool = False):
     Path(f"started-{x}").touch()
     with open("trained.txt", "a") as file:
         file.write(f"{x}{'m' if gpu.daemon else '-'}\\n")
-    others = 1 if how == "alone" else 2
+    others = 2 if how in ("fault", "wait") else 1
     while how and gpu.daemon and len(list(Path().glob("started-*"))) < others:
+        time.sleep(0.02)
+    while how == "one waits" and x == 1 and not Path("go").exists():
         time.sleep(0.02)
     if how in ("fault", "alone") and x == 0:
         gpu.fault()
@@ -97,15 +99,29 @@ def test_cells_on_a_device_are_clients_of_its_daemon(gpu, settings):
 
 def test_it_is_switched_half_way_and_names_no_cell_anew(gpu):
     sweep(gpu, 2, mps=False)
-    gpu.environment["CUDA_MPS_PIPE_DIRECTORY"] = "/the/site's/own"
+    gpu.environment |= {"CUDA_MPS_PIPE_DIRECTORY": "/the/site's", "CUDA_MPS_CLIENT_PRIORITY": "1"}
     gpu.snakemake("--cores", "2")
     before = set(gpu.cells())
     # What a site has set stays where sweepack has no daemon of its own.
-    assert by_x(gpu)[0]["metrics"]["seen"] == ["CUDA_MPS_PIPE_DIRECTORY=/the/site's/own"]
+    assert by_x(gpu)[0]["metrics"]["seen"] == ["CUDA_MPS_CLIENT_PRIORITY=1", "CUDA_MPS_PIPE_DIRECTORY=/the/site's"]
     sweep(gpu, 3)
     gpu.snakemake("--cores", "2")
     assert before < set(gpu.cells())
     assert sorted(gpu.trained()) == ["0-", "1-", "2m"]
+    assert not any("PRIORITY" in variable for variable in by_x(gpu)[2]["metrics"]["seen"])
+
+
+def test_the_daemon_outlives_the_cell_that_started_it(gpu, eventually):
+    sweep(gpu, 4, how="one waits", cells_per_job=1)
+    run = gpu.start("--cores", "2")
+    ended = gpu.root / "results/test/cells"
+    eventually(lambda: len(list(ended.glob("*/result.json"))) == 3, "all cells but the one that waits")
+    (pid,) = daemons(gpu.leases)
+    assert [path.read_text() for path in gpu.leases.glob("mps/*/pipe/*.pid")] == [f"{pid}\n"]
+    (gpu.root / "go").touch()
+    run.communicate()
+    assert run.returncode == 0 and sorted(gpu.trained()) == ["0m", "1m", "2m", "3m"]
+    assert all(provenance(record)["mps"]["client"] for record in gpu.cells().values())
 
 
 def test_a_cell_with_a_device_to_itself_needs_no_daemon(gpu):
