@@ -26,6 +26,7 @@ except ModuleNotFoundError as missing:
     )
 
 ROOT = Path.cwd()
+POOL = []
 
 try:
     PLAN = make_plan(
@@ -37,7 +38,6 @@ try:
     )
     dry = {"-n", "--dry-run", "--dryrun"} & set(sys.argv)
     if PLAN.slurm and workflow.is_main_process:
-        POOL = []
         check_task(PLAN, ROOT, POOL, os.environ, running=False)
         check_requests(PLAN.slurm)
         print(describe(PLAN), file=sys.stderr)
@@ -60,6 +60,7 @@ gc.freeze()
 
 include: "workflow/rules/common.smk"
 include: "workflow/rules/cells.smk"
+include: "workflow/rules/ddp.smk"
 include: "workflow/rules/results.smk"
 
 

@@ -147,7 +147,7 @@ class Sweepack(Policy):
 
     def start(self, now: float) -> list[tuple[int, str]]:
         left = {"cores": self.left}
-        started = [(index, str(device)) for index, device in self.queue.admit(self.free, left, now).started]
+        started = [(index, place[0]) for index, place in self.queue.admit(self.free, left, now).started]
         self.left = left["cores"]
         return started
 

@@ -44,14 +44,14 @@ def test_what_starts_fits_and_nothing_that_fits_is_left(asks, room, cores):
     found = queue.admit(free, left, 0.0)
     started = dict(found.started)
     for device, at_first in zip(DEVICES, room, strict=True):
-        assert free[device] == at_first - sum(asks[n].share for n, place in started.items() if place == device) >= 0
+        assert free[device] == at_first - sum(asks[n].share for n, place in started.items() if device in place) >= 0
     assert left["cores"] == cores - sum(asks[n].needs["cores"] for n in started) >= 0
     assert len(queue) + len(started) == len(asks)
     for position, ask in enumerate(asks):
         places = ask.devices or DEVICES
         if position in started:
             assert position not in queue
-            assert started[position] in places if ask.share else started[position] is None
+            assert len(started[position]) == (1 if ask.share else 0) and set(started[position]) <= set(places)
         else:
             has_cores = ask.needs["cores"] <= left["cores"]
             assert not has_cores or (ask.share and all(free[key] < ask.share for key in places))
@@ -73,18 +73,26 @@ def test_priority_then_no_cells_then_urgency_then_large_long_large_and_the_sweep
 
 
 def test_the_fullest_device_with_room_is_taken():
-    assert queue_of(Ask(300)).admit({"a": 1000, "b": 400, "c": 200}, {}, 0.0).started == [(0, "b")]
+    assert queue_of(Ask(300)).admit({"a": 1000, "b": 400, "c": 200}, {}, 0.0).started == [(0, ("b",))]
 
 
 def test_only_the_devices_that_would_do_are_taken():
     free = {"a": 1000, "b": 300}
-    assert queue_of(Ask(500, devices=("b",)), Ask(200, devices=("b",))).admit(free, {}, 0.0).started == [(1, "b")]
+    assert queue_of(Ask(500, devices=("b",)), Ask(200, devices=("b",))).admit(free, {}, 0.0).started == [(1, ("b",))]
 
 
 def test_blocked_is_the_first_that_the_devices_and_not_the_cores_keep_waiting():
     queue = queue_of(Ask(900, {"cores": 5}, index=0), Ask(800, {"cores": 1}, index=1), Ask(700, {"cores": 1}, index=2))
     assert queue.admit({"a": 100}, {"cores": 4}, 0.0).blocked == 1
     assert queue.admit({"a": 1000}, {"cores": 0}, 0.0).blocked is None
+
+
+def test_several_devices_are_taken_all_at_once_or_not_at_all():
+    free = {"a": 1000, "b": 300, "c": 1000}
+    assert queue_of(Ask(1000, count=3), Ask(300)).admit(dict(free), {}, 0.0).started == [(1, ("b",))]
+    found = queue_of(Ask(300), Ask(1000, count=2)).admit(free, {}, 0.0)
+    assert found.started == [(1, ("a", "c")), (0, ("b",))], "those that need most devices go first"
+    assert free == {"a": 0, "b": 0, "c": 0}
 
 
 def test_what_was_taken_out_does_not_start_and_what_was_put_in_again_starts_once_in_its_new_place():
@@ -106,7 +114,8 @@ def passes(queue, seconds, late, other, left, count=1):
     now, passed, found = 0.0, 0, []
     while len(found) < count:
         now += seconds
-        free[running.pop(0)[1]] += other.share
+        (ended,) = running.pop(0)[1]
+        free[ended] += other.share
         for name in left:
             left[name] += other.needs[name]
         for item, device in queue.admit(free, left, now).started:
@@ -150,7 +159,7 @@ def test_room_is_kept_on_one_device_only():
 
 def test_a_round_looks_at_each_kind_of_cell_and_not_at_each_cell(monkeypatch):
     tried = []
-    monkeypatch.setattr(admission, "best_fit", lambda free, share, banned: tried.append(share))
+    monkeypatch.setattr(admission, "best_fit", lambda free, share, count, banned: tried.append(share))
     queue = queue_of(*[Ask(300 + 300 * (index % 2), {"cores": 1}, index=index) for index in range(2000)])
     queue.admit({"a": 0}, {"cores": 4}, 0.0)
     assert sorted(tried) == [300, 600]

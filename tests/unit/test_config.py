@@ -42,6 +42,9 @@ def test_what_is_not_stated_has_the_documented_default() -> None:
     config = checked()
     assert config.resources[0].model_dump() == {
         "match": {},
+        "nodes": None,
+        "gpus_per_node": None,
+        "ddp": {"launcher": "auto", "strategy": "ddp", "restarts": 0, "start_seconds": 120},
         "gpu": 1000,
         "cpus": 1,
         "mem": None,
@@ -69,7 +72,7 @@ TASK_WORDS = ["`path/to/file.py:function`", "{command: [program", "examples/digi
         ],
         ({"": 1}, '""', ["a key that exists"]),
         ({"on_eror": "nan"}, "on_eror", ["did you mean `on_error`?"]),
-        ({"resources": [{"gpus": 1}]}, "resources[0].gpus", ["did you mean `gpu`?", "Known: cpus, gpu, match"]),
+        ({"resources": [{"gpus": 1}]}, "resources[0].gpus", ["did you mean `gpu`?", "Known: cpus, ddp, gpu"]),
         ({"resources": [{}, {"ram": 1}]}, "resources[1].ram", ["a key that exists", "mem"]),
         ({"objective": {"metrc": "a", "mode": "max"}}, "objective.metrc", ["did you mean `metric`?"]),
         ({"objective": {"metric": "a"}}, "objective.mode", ["required", "add `mode:`", "more or less of it is better"]),
@@ -121,14 +124,30 @@ TASK_WORDS = ["`path/to/file.py:function`", "{command: [program", "examples/digi
         *[({"import_timeout": bad}, "import_timeout", ["Seconds"]) for bad in (0, -1, math.inf, math.nan, "2m", True)],
         ({1: 2}, "config.yaml", ["text as the name of a key", 'quote it: "1"']),
         *[
-            (
-                {"resources": [{"gpu": 0.5, key: 2}]},
-                "resources[0].gpu",
-                [f"no share beside `{key}`", "0.5", "remove `gpu`"],
+            ({"resources": [entry]}, f"resources[0].{key}", words)
+            for entry, key, words in (
+                ({"gpu": 0.5, "gpus_per_node": 2}, "gpu", ["no share beside `gpus_per_node`", "0.5", "remove `gpu`"]),
+                ({"nodes": 2}, "gpus_per_node", ["beside `nodes: 2`", "add `gpus_per_node: 1`"]),
+                ({"nodes": 0, "gpus_per_node": 2}, "nodes", ["1 or more", "write `nodes: 2`"]),
+                ({"nodes": "2:1", "gpus_per_node": 2}, "nodes", ["1 or more", "a range"]),
+                ({"gpus_per_node": 2.9}, "gpus_per_node", ["a whole number"]),
+                ({"gpus_per_node": 0}, "gpus_per_node", ["1 or more"]),
+                ({"nodes": 1, "gpus_per_node": 1}, "gpus_per_node", ["1 node × 1 GPU", "a cell like any other"]),
+                *(
+                    ({"gpus_per_node": 2, name: 2}, name, ["follows from others", words])
+                    for name, words in (
+                        ("tasks", "nodes × gpus_per_node"),
+                        ("ntasks_per_node", "it is gpus_per_node"),
+                        ("devices", "it is gpus_per_node"),
+                        ("cpus_per_task", "write `cpus`"),
+                    )
+                ),
+                ({"ddp": {"restarts": 2}}, "ddp", ["`gpus_per_node` beside it"]),
+                ({"gpus_per_node": 2, "ddp": {"restarts": 2}}, "ddp.restarts", ["`launcher: torchrun`"]),
+                ({"gpus_per_node": 2, "ddp": {"launcher": "mpirun"}}, "ddp.launcher", ["torchrun"]),
+                ({"gpus_per_node": 2, "ddp": {"start_seconds": 1}}, "ddp.start_seconds", ["from 5 s"]),
             )
-            for key in ("nodes", "gpus_per_node")
         ],
-        ({"resources": [{"nodes": 2, "gpu": 1}]}, "resources[0].nodes", ["one device", "remove `nodes`"]),
     ],
 )
 def test_a_bad_value_at_the_top_or_under_resources(top: dict[Any, Any], key: str, words: list[str]) -> None:

@@ -110,10 +110,10 @@ class Executor(RemoteExecutor):
             known = self._left_behind(output) if job.attempt == 1 else _live(output)
             if known:
                 identity = known.id
-                self.logger.info(f"{output.stem}: adopted Slurm job {identity} ({known.state.lower()})")
+                self.logger.info(f"{_name(output)}: adopted Slurm job {identity} ({known.state.lower()})")
             else:
                 identity = self._submit(job, output)
-                self.logger.info(f"{output.stem}: submitted as Slurm job {identity}")
+                self.logger.info(f"{_name(output)}: submitted as Slurm job {identity}")
         except _Silence as error:
             # Not this job alone: the run ends, without cancelling what is in the queue.
             self.workflow.scheduler.executor_error_callback(WorkflowError(str(error)))
@@ -158,27 +158,28 @@ class Executor(RemoteExecutor):
         log = output.parent / f"slurm-{name}-%j.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         setup = job.resources.get("setup")
-        command = [
+        sbatch = [
             *("sbatch", "--parsable", f"--job-name={_sweep(output).name}:{name}", f"--comment={mark(output)}"),
             *(
                 f"--output={log}",
                 f"--chdir={self.workflow.workdir_init}",
                 "--open-mode=append",
                 "--export=ALL",
-                "--ntasks=1",
             ),
             *shlex.split(job.resources.get("sbatch") or ""),
         ]
         shell = "#!/bin/bash -l" if setup else "#!/bin/sh"
         # In a step, since only steps hear of a preemption when its grace time begins.
         step = f"exec srun --nodes=1 --ntasks=1 --cpus-per-task={job.threads} --cpu-bind=quiet"
-        started = f"{step} {job.shellcmd.removeprefix('exec ')}"
+        command = job.shellcmd.removeprefix("exec ")
+        # What starts steps of its own stands beside them.
+        started = f"exec {command}" if job.resources.get("steps") else f"{step} {command}"
         lines = [f"{line} || exit" for line in (setup or "").splitlines() if line.strip()]
         script = "\n".join([shell, *lines, started, ""])
         try:
-            answer = run([*command, "/dev/stdin"], stdin=script)
+            answer = run([*sbatch, "/dev/stdin"], stdin=script)
         except SlurmError as error:
-            raise SlurmError(f"Slurm refused the job: {error}\n  {shlex.join(command)}") from None
+            raise SlurmError(f"Slurm refused the job: {error}\n  {shlex.join(sbatch)}") from None
         identity = answer.strip().split(";")[0]
         if not identity.isdigit():
             raise SlurmError(f"sbatch answered {answer!r}, which is no job id")
@@ -206,7 +207,7 @@ class Executor(RemoteExecutor):
 
     def _fail(self, info: SubmittedJobInfo, words: str) -> None:
         # Snakemake's own report of it is as long as the job's command, and the profile leaves it out.
-        self.logger.error(f"{Path(str(info.job.output[0])).stem}: {words}")
+        self.logger.error(f"{_name(Path(str(info.job.output[0])))}: {words}")
         self.report_job_error(info)
 
     def _has_output(self, info: SubmittedJobInfo) -> bool:
@@ -224,6 +225,11 @@ class Executor(RemoteExecutor):
 def _sweep(output: Path) -> Path:
     """The sweep's folder: its jobs make packs/<name>.done and cells/<id>/result.json."""
     return output.parents[1] if output.parent.name == "packs" else output.parents[2]
+
+
+def _name(output: Path) -> str:
+    """The pack or the cell that ``output`` is of."""
+    return output.stem if output.parent.name == "packs" else output.parent.name
 
 
 def _live(output: Path) -> SlurmJob | None:

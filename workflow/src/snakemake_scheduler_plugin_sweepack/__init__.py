@@ -19,10 +19,11 @@ from typing import Any
 from snakemake.settings.enums import Quietness
 from snakemake_interface_scheduler_plugins.base import SchedulerBase
 from sweepack.admission import Ask, Queue
+from sweepack.ddp.layout import Layout
 from sweepack.devices import Device, load_nvml, visible_pool
 from sweepack.errors import UserError
 from sweepack.forecast import rehearsed
-from sweepack.leases import LeasePool, best_fit, free_beside, lease_directory
+from sweepack.leases import WHOLE, LeasePool, best_fit, free_beside, lease_directory
 from sweepack.start import read_cell
 
 
@@ -93,7 +94,7 @@ class Scheduler(SchedulerBase):
     def _ask(self, job: Any, available: Mapping[str, int]) -> Ask:
         resources = job.scheduler_resources
         needs = {name: resources[name] for name in available.keys() & resources.keys()}
-        share = resources.get("gpu_milli", 0)
+        share = min(resources.get("gpu_milli", 0), WHOLE)
         if not share:
             return Ask(needs=needs, priority=job.priority)
         self._leases()
@@ -104,7 +105,10 @@ class Scheduler(SchedulerBase):
             return Ask(share, needs, priority=job.priority)
         reach = cell.reach(self._devices)
         keys = tuple(device.key for device in reach) if len(reach) < len(self._devices) else ()
-        return Ask(share, needs, keys, cell.launch.minutes, cell.launch.index, job.priority)
+        count = 1
+        if cell.launch.layout:
+            count = Layout(**cell.launch.layout).devices_of(on_cpu=self._devices[0].kind == "cpu")
+        return Ask(share, needs, keys, cell.launch.minutes, cell.launch.index, job.priority, count=count)
 
     def _select(self, available: dict[str, int]) -> list[Any]:
         free = self._free() if any(ask.share for ask in self._waiting.values()) else {}
@@ -143,9 +147,9 @@ class Scheduler(SchedulerBase):
         leased = {holder.label for holder in holders if not holder.waiting}
         for job, ask in self._running.items():
             if ask.share and _label(job) not in leased:
-                place = best_fit({key: free[key] for key in ask.devices or free}, ask.share)
-                if place:
-                    free[place[0]] -= ask.share
+                place = best_fit({key: free[key] for key in ask.devices or free}, ask.share, ask.count)
+                for device in place or ():
+                    free[device] -= ask.share
         return free
 
 

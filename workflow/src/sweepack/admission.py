@@ -25,7 +25,8 @@ T = TypeVar("T", bound=Hashable)
 class Ask:
     """What a cell (or another job: without a ``share``) needs, and what decides its place in the queue.
 
-    ``share`` is in thousandths of one device, any of ``devices`` (keys; empty: every one would do). ``needs`` are
+    ``share`` is in thousandths of a device, any of ``devices`` (keys; empty: every one would do), taken on ``count`` of
+    them at once. ``needs`` are
     amounts of what the devices have in common (cores, MB of memory). ``minutes`` is the expected time, None if unknown.
     ``urgency`` puts a cell before others of its ``priority``.
     """
@@ -37,25 +38,26 @@ class Ask:
     index: int = -1
     priority: int = 0
     urgency: int = 0
+    count: int = 1
 
     @property
     def rank(self) -> tuple[float, ...]:
         """Its place in the queue, the lowest first. An unknown time may be a long one; what is no cell goes first."""
         minutes = math.inf if self.minutes is None else self.minutes
         large = self.share > WHOLE // 2
-        return -self.priority, self.share > 0, -self.urgency, -large, -minutes, -self.share, self.index
+        return -self.priority, self.share > 0, -self.urgency, -self.count, -large, -minutes, -self.share, self.index
 
     @property
     def shape(self) -> Hashable:
         """The same for all that fit in the same places."""
-        return self.share, self.devices, frozenset(self.needs.items())
+        return self.share, self.count, self.devices, frozenset(self.needs.items())
 
 
 @dataclass(frozen=True)
 class Round(Generic[T]):
-    """What starts now, each with its device (None: it needs none), and the first for which no device has room."""
+    """What starts now, each with its devices (mostly one), and the first for which no device has room."""
 
-    started: list[tuple[T, str | None]]
+    started: list[tuple[T, tuple[str, ...]]]
     blocked: T | None
 
 
@@ -111,7 +113,7 @@ class Queue(Generic[T]):
         does not name is not limited. Both are reduced by what starts.
         """
         self._most = {name: max(left, self._most.get(name, 1)) for name, left in available.items()}
-        started: list[tuple[T, str | None]] = []
+        started: list[tuple[T, tuple[str, ...]]] = []
         blocked: T | None = None
         reserved: set[str] = set()
         withheld: Mapping[str, int] = {}
@@ -121,13 +123,12 @@ class Queue(Generic[T]):
             group = heapq.heappop(fronts)[1]
             ask, item = group.ask, group.line[0][2]
             places = {key: free[key] for key in ask.devices} if ask.devices else free
-            place = best_fit(places, ask.share, banned=reserved) if ask.share else ()
+            place = best_fit(places, ask.share, ask.count, reserved) if ask.share else ()
             limited = {name: n for name, n in ask.needs.items() if n and name in available}
             short = any(available[name] - withheld.get(name, 0) < n for name, n in limited.items())
             if place is not None and not short:
-                device = place[0] if place else None
-                self._take(ask.share, device, limited, free, available)
-                started.append((item, device))
+                self._take(ask.share, place, limited, free, available)
+                started.append((item, place))
                 self.discard(item)
                 group.passed = None
                 if self._has_front(group):
@@ -138,19 +139,25 @@ class Queue(Generic[T]):
             if self._starves(group, now):
                 # One for all who compete, since the roomiest stays so: more would leave others idle behind the first.
                 if place is None and places:
-                    reserved.add(max(places, key=places.__getitem__))
+                    reserved.update(sorted(places, key=places.__getitem__, reverse=True)[: ask.count])
                 elif place is not None and not withheld:
                     withheld = limited
         self._groups = {shape: group for shape, group in self._groups.items() if group.line}
         return Round(started, blocked)
 
     def _take(
-        self, share: int, device: str | None, needs: dict[str, int], free: dict[str, int], available: dict[str, int]
+        self,
+        share: int,
+        devices: tuple[str, ...],
+        needs: dict[str, int],
+        free: dict[str, int],
+        available: dict[str, int],
     ) -> None:
         parts = [needed / self._most[name] for name, needed in needs.items()]
-        if device is not None:
+        for device in devices:
             free[device] -= share
-            parts.append(share / (WHOLE * len(free)))
+        if devices:
+            parts.append(share * len(devices) / (WHOLE * len(free)))
         for name, needed in needs.items():
             available[name] -= needed
         self._filled += max(parts, default=0.0)

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from sweepack import randomness
+from sweepack.ddp.world import World, gathered, joined, rank_seed
 from sweepack.files import write_atomic
 from sweepack.records import CellFiles
 
@@ -32,6 +33,9 @@ class Cell:
     ``params`` are all parameters, ``seed`` is the parameter of that name (0 without one), ``dir`` is the cell's own
     directory, ``device`` is ``"cuda"`` or ``"cpu"``, ``share`` the fraction of the device that is the cell's,
     ``attempt`` counts from 1.
+
+    A cell on several devices is run by ``world_size`` processes, of which this is number ``rank``, ``local_rank`` on
+    its node and on its device (``"cuda:1"``).
     """
 
     def __init__(self, id: str, params: Mapping[str, Any], seed: int, files: CellFiles, **facts: Any) -> None:
@@ -43,9 +47,14 @@ class Cell:
         self.share: float = facts.get("share", 1.0)
         self.attempt: int = facts.get("attempt", 1)
         self.threads: int = facts.get("threads", 1)
-        self.history = History(files.history)
+        self.world: World | None = facts.get("world")
+        self.rank = self.world.rank if self.world else 0
+        self.local_rank = self.world.local_rank if self.world else 0
+        self.world_size = self.world.size if self.world else 1
+        self.history = History(files.history, writes=self.rank == 0)
         self.checkpoints = files.checkpoints
         self.trainers: list[Trainer] = []
+        self._joined = False
 
     def log(self, metrics: Mapping[str, Any], *, epoch: int | None = None, step: int | None = None) -> None:
         """Add one row to the cell's history. Values are numbers, or whatever has ``.item()``."""
@@ -59,12 +68,14 @@ class Cell:
         import torch
 
         _require_loadable(state, "state")
-        content = {"cell": self.id, "history": self.history.text, "random": randomness.capture(), "state": state}
-        replace_durably(self.checkpoints / "state.pt", lambda path: torch.save(content, path))
+        drawn = gathered(randomness.capture())
+        if self.rank == 0:
+            content = {"cell": self.id, "history": self.history.text, "random": drawn, "state": state}
+            replace_durably(self.checkpoints / "state.pt", lambda path: torch.save(content, path))
 
     def load(self) -> Any:
         """The state that an earlier attempt saved last, or None. Restores the generators and the history with it."""
-        path = newest_readable(self.checkpoints / "state.pt")
+        path = self.resumable(self.checkpoints / "state.pt")
         if path is None:
             return None
         import torch
@@ -72,8 +83,62 @@ class Cell:
         content = torch.load(path, map_location="cpu", weights_only=True)
         self.require_own(content["cell"], path)
         self.history.rewind(content["history"])
-        randomness.restore(content["random"])
+        self.restore_random(content["random"])
         return content["state"]
+
+    def join(self, backend: str | None = None) -> None:
+        """Join the other ranks in torch's process group, for loops without Lightning; nothing to do on one device.
+
+        From here on each rank draws random numbers of its own: build the model before. Raises what
+        ``torch.distributed.init_process_group`` does.
+        """
+        if self.world is None:
+            return
+        import torch.distributed
+
+        chosen = backend or ("nccl" if self.device.startswith("cuda") else "gloo")
+        torch.distributed.init_process_group(chosen)
+        self._joined = True
+        randomness.seed_all(rank_seed(self.seed, self.rank))
+
+    def per_rank(self, batch: int) -> int:
+        """A rank's part of a global ``batch``, which is so the same for any number of ranks.
+
+        Raises ValueError when it cannot be divided evenly.
+        """
+        if batch % self.world_size:
+            raise ValueError(
+                f"a batch of {batch} cannot be divided evenly among {self.world_size} ranks: change it, or `nodes` and "
+                "`gpus_per_node` under `resources`"
+            )
+        return batch // self.world_size
+
+    def resumable(self, target: Path) -> Path | None:
+        """The checkpoint at ``target``, or the one kept before it, that an earlier attempt has left whole, or None."""
+        if self.world is None:
+            return newest_readable(target)
+        return next((path for path in (target, _previous(target)) if path.name in self.world.checkpoints), None)
+
+    def restore_random(self, drawn: list[dict[str, Any]]) -> None:
+        """Put this rank's generators back to where they were, by those of all ranks.
+
+        Among another number of ranks there is no such state: each then draws anew.
+        """
+        if len(drawn) == self.world_size:
+            randomness.restore(drawn[self.rank])
+        else:
+            randomness.seed_all(rank_seed(self.seed, self.rank))
+
+    def require_joined(self) -> None:
+        """Raise RuntimeError when the task has trained on one device though it was given several."""
+        if self.world is None or self._joined or joined(self.world_size):
+            return
+        if any(trainer.world_size == self.world_size for trainer in self.trainers):
+            return
+        raise RuntimeError(
+            f"the task ran on {self.world_size} ranks but each trained by itself: use `cell.trainer(...)`, which "
+            "takes all devices, or `cell.join()` in a loop of your own"
+        )
 
     def trainer(self, **arguments: Any) -> Trainer:
         """A Lightning ``Trainer`` for this cell: one device, durable checkpoints, history, resume.
@@ -96,28 +161,32 @@ class Cell:
 class History:
     """The rows of a cell, one JSON object a line, starting from nothing unless an attempt resumes."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, writes: bool = True) -> None:
         self._path = path
+        self._writes = writes  # of several ranks only one does
         self._begun = False
 
     @property
     def text(self) -> str:
         """All rows of this attempt and of those that it continues; kept in checkpoints."""
-        return self._path.read_text() if self._begun else ""
+        return self._path.read_text() if self._begun and self._writes else ""
 
     def rewind(self, text: str) -> None:
         """Go back to the rows that a checkpoint holds."""
-        write_atomic(self._path, text)
+        if self._writes:
+            write_atomic(self._path, text)
         self._begun = True
 
     def append(self, row: Mapping[str, Any]) -> None:
+        if not self._writes:
+            return
         with self._path.open("a" if self._begun else "w") as stream:
             stream.write(json.dumps(row) + "\n")
         self._begun = True
 
     def close(self) -> None:
         """Drop what an earlier attempt left, also when this one wrote nothing."""
-        if not self._begun:
+        if not self._begun and self._writes:
             self._path.unlink(missing_ok=True)
 
 

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from sweepack.config_types import Megabytes, Minutes, Model, Share
+from sweepack.ddp.config import DERIVED, Ddp, Nodes
+from sweepack.ddp.layout import Layout, layout_of
 from sweepack.errors import UserError, Verbatim, did_you_mean
 from sweepack.leases import WHOLE
 from sweepack.mps.config import Mps, MpsSetting
@@ -32,6 +34,21 @@ class Resources(Model):
         'fit, or a comparison such as `">= 512"`. Without `match` the entry fits every cell.',
         examples=[{"model": "cnn"}],
     )
+    nodes: Nodes | None = Field(
+        default=None,
+        description="Nodes of a cell that runs on several devices, 1 unless given; `2:4` for as many as there are, "
+        "which torchrun can lose and go on.",
+        examples=[2],
+    )
+    gpus_per_node: int | None = Field(
+        default=None,
+        ge=1,
+        description="Devices on each node for a cell on several devices, with a rank (a process) on each. All else "
+        "follows: tasks a node, the Trainer's `devices`, the world size. `cpus` is then that of a rank, `mem` that of "
+        "a node. Such a cell shares no device.",
+        examples=[4],
+    )
+    ddp: Ddp = Field(default=Ddp(), description="More about cells with `gpus_per_node`.")
     gpu: Share = Field(
         default=WHOLE,
         description="Share of one device, above 0 and up to 1. `0.25` lets four such cells run on a device at once.",
@@ -56,6 +73,11 @@ class Resources(Model):
         description="On Slurm: what these cells' jobs ask for, over the `slurm` of the whole sweep.",
         examples=[{"partition": "a100"}],
     )
+
+    def layout(self, key: str = "resources") -> Layout | None:
+        """How the cells lie on several devices, None where they have one. Raises UserError, naming ``key``."""
+        share = self.gpu if "gpu" in self.model_fields_set else None
+        return layout_of(self.nodes, self.gpus_per_node, self.ddp.model_dump(exclude_unset=True), share, key)
 
 
 class Sample(Model):
@@ -202,9 +224,18 @@ def validate(data: Any, source: str) -> Config:
     if not isinstance(data, Mapping):
         raise UserError(source, data, "a mapping with the key `sweep`", "start the file with `sweep:`")
     try:
-        return Config.model_validate(data)
+        config = Config.model_validate(data)
     except ValidationError as error:
-        raise _readable(error, data, source) from None
+        raise _readable(error, source) from None
+    for position, entry in enumerate(config.resources):
+        if entry.layout(f"resources[{position}]") and not isinstance(config.sweep.task, str):
+            raise UserError(
+                f"resources[{position}].gpus_per_node",
+                entry.gpus_per_node,
+                "a task in Python: the ranks of a cell on several devices are started from it",
+                "write `task: file.py:function`, or remove `gpus_per_node`",
+            )
+    return config
 
 
 def validate_model(model: type[M], data: Mapping[str, Any], prefix: str) -> M:
@@ -219,7 +250,7 @@ def validate_model(model: type[M], data: Mapping[str, Any], prefix: str) -> M:
         ) from None
 
 
-def _readable(error: ValidationError, data: Mapping[str, Any], source: str) -> UserError:
+def _readable(error: ValidationError, source: str) -> UserError:
     # Unknown keys first: a misspelt key is also reported as a missing one.
     details = sorted(error.errors(), key=lambda entry: entry["type"] != "extra_forbidden")
     first = details[0]
@@ -231,18 +262,8 @@ def _readable(error: ValidationError, data: Mapping[str, Any], source: str) -> U
     if first["type"] == "extra_forbidden":
         known = _known_keys(location[:-1])
         name = str(location[-1])
-        if name in ("nodes", "gpus_per_node"):
-            share = _sibling(data, location, "gpu")
-            if share is not None and share != 1:
-                return UserError(
-                    _dotted([*location[:-1], "gpu"]),
-                    share,
-                    f"no share beside `{name}`: a cell on several devices never shares one",
-                    f"remove `gpu`, or remove `{name}` to pack the cell",
-                )
-            return UserError(
-                key, value, "a key of this version, in which a cell runs on one device", f"remove `{name}`"
-            )
+        if name in DERIVED and location[0] == "resources":
+            return UserError(key, value, "no such key, since it follows from others", DERIVED[name])
         return UserError(key, value, "a key that exists", did_you_mean(name, known))
     if first["type"] == "missing":
         return UserError(key, None, "a value; the key is required", f"add `{location[-1]}:`. {_describe(location)}")
@@ -294,12 +315,6 @@ def _dotted(location: list[Any]) -> str:
     return text
 
 
-def _sibling(data: Any, location: list[Any], name: str) -> Any:
-    for part in location[:-1]:
-        data = data[part]
-    return data.get(name)
-
-
 def _model_at(location: list[Any]) -> type[BaseModel]:
     models: dict[tuple[str, ...], type[BaseModel]] = {
         (): Config,
@@ -308,6 +323,7 @@ def _model_at(location: list[Any]) -> type[BaseModel]:
         ("sweep", "task"): Command,
         ("resources",): Resources,
         ("resources", "slurm"): Request,
+        ("resources", "ddp"): Ddp,
         ("objective",): Objective,
         ("mps",): Mps,
         ("slurm",): Slurm,

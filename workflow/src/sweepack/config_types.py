@@ -22,7 +22,7 @@ def _share(value: Any) -> int:
     if not value <= 1:
         raise ValueError(
             "a number above 0 and up to 1|a cell gets a share of one device: `gpu: 0.25` packs four, `gpu: 1` gives "
-            "it a device of its own. Cells on several devices are not supported by this version"
+            "it a device of its own. For several devices a cell write `gpus_per_node: 2` instead"
         )
     milli = math.floor(max(value, 0) * WHOLE + 1e-6)
     if not milli >= 1:

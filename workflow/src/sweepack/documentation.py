@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from sweepack.config import Command, Config, Objective, Resources, Sample, Sweep
+from sweepack.ddp.config import Ddp
 from sweepack.files import write_atomic
 from sweepack.mps.config import Mps
 from sweepack.slurm.config import PackSettings, Request, Slurm
@@ -19,6 +20,7 @@ _SECTIONS: list[tuple[str, str, type[BaseModel]]] = [
     ("`sweep.task` as a command", "sweep.task.", Command),
     ("`sweep.sample`", "sweep.sample.", Sample),
     ("`resources`, one entry of the list", "resources[].", Resources),
+    ("`resources[].ddp`", "resources[].ddp.", Ddp),
     ("`resources[].slurm`", "resources[].slurm.", Request),
     ("`objective`", "objective.", Objective),
     ("`mps`", "mps.", Mps),

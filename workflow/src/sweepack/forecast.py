@@ -16,12 +16,16 @@ _GOOD = 1.01  # of the least time that is possible at all
 
 @dataclass(frozen=True)
 class Demand:
-    """What one cell asks for: thousandths of a device, threads, minutes (if known), and its device if that is fixed."""
+    """What one cell asks for: thousandths of a device, threads, minutes (if known), its device if that is fixed.
+
+    ``count`` is how many devices it takes at once.
+    """
 
     share: int
     cpus: int
     minutes: int | None = None
     device: int | None = None
+    count: int = 1
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ def forecast(demands: Sequence[Demand], devices: int, cores: int | None = None) 
             () if demand.device is None else (pool[demand.device % devices],),
             demand.minutes,
             index,
+            count=demand.count,
         )
         for index, demand in enumerate(demands)
     ]
@@ -58,17 +63,17 @@ def play(asks: Sequence[Ask], devices: Sequence[str], available: Mapping[str, in
     queue = _queue(asks)
     free, left = dict.fromkeys(devices, WHOLE), dict(available)
     ends = [0.0] * len(asks)
-    running: list[tuple[float, int, str | None]] = []
+    running: list[tuple[float, int, tuple[str, ...]]] = []
     now, at_once = 0.0, 0
     while queue or running:
-        for position, device in queue.admit(free, left, now * 60).started:
+        for position, place in queue.admit(free, left, now * 60).started:
             ends[position] = now + (asks[position].minutes or 0.0)
-            heapq.heappush(running, (ends[position], position, device))
+            heapq.heappush(running, (ends[position], position, place))
         at_once = max(at_once, len(running))
         now = running[0][0]
         while running and running[0][0] == now:
-            _, position, device = heapq.heappop(running)
-            if device is not None:
+            _, position, place = heapq.heappop(running)
+            for device in place:
                 free[device] += asks[position].share
             for name in left:
                 left[name] += asks[position].needs.get(name, 0)
@@ -109,7 +114,7 @@ def _queue(asks: Sequence[Ask]) -> Queue[int]:
 def _least_minutes(asks: Sequence[Ask], devices: Sequence[str], available: Mapping[str, int]) -> float:
     """No schedule is shorter: the longest cell, and the work over what there is to do it."""
     times = [(ask, ask.minutes or 0.0) for ask in asks]
-    work = [sum(ask.share * minutes for ask, minutes in times) / (WHOLE * len(devices))]
+    work = [sum(ask.share * ask.count * minutes for ask, minutes in times) / (WHOLE * len(devices))]
     for name, amount in available.items():
         work.append(sum(ask.needs.get(name, 0) * minutes for ask, minutes in times) / max(amount, 1))
     return max(*work, *(minutes for _, minutes in times))

@@ -24,6 +24,7 @@ class Launch:
     ``round_robin``: on device ``index`` modulo the devices. ``start``: ``auto`` (from the warm host) or ``fresh``.
     ``timeout``: minutes to wait for the share. ``rejected``: how many results of the cell were refused so far.
     ``mps``: how it uses MPS, if it shares its device (``mps.config.Mps``; None: not).
+    ``layout``: as `sweepack.ddp.layout.Layout` has it, None for a cell on one device.
     """
 
     share: int
@@ -37,6 +38,7 @@ class Launch:
     timeout: int
     rejected: int
     mps: dict[str, Any] | None = None
+    layout: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _launch(cell: Startable, accept: bool) -> int:
     give_up = watch_driver()
     timeout = cell.launch.timeout * 60
-    lock = _lock(cell, timeout, give_up)
+    lock = lock_cell(cell, timeout, give_up)
     if not must_run(cell):
         return 0
     pool = visible_pool(os.environ, load_nvml())
@@ -84,8 +84,11 @@ def watch_driver() -> Callable[[], str | None]:
     return gone
 
 
-def _lock(cell: Startable, timeout: float, give_up: Callable[[], str | None]) -> int:
-    """Become the only process that runs the cell; another run's cell is waited for, since it may finish it."""
+def lock_cell(cell: Startable, timeout: float, give_up: Callable[[], str | None]) -> int:
+    """Become the only process that runs the cell; another run's cell is waited for, since it may finish it.
+
+    ``timeout`` is in seconds. The descriptor of the lock; raises LeaseTimeout, and LeaseAbandoned as ``give_up`` says.
+    """
     begun = reminded = time.monotonic()
     told = False
     while (lock := take_lock(cell)) is None:

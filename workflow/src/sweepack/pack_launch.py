@@ -128,7 +128,7 @@ class PackLauncher:
             return False
         admitted = self._queue.admit(self._leases.free(), left, time.monotonic())
         blocked, settled = admitted.blocked, False
-        for name, device in admitted.started:
+        for name, (device, *_) in admitted.started:
             cell = self._cells[name]
             lock = self._lock(cell)
             if lock is None:

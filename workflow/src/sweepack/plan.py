@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from sweepack.config import Config
+from sweepack.ddp.layout import Layout, check_machine
 from sweepack.devices import Device, load_nvml, main_memory, visible_pool
 from sweepack.errors import UserError, Verbatim
 from sweepack.forecast import Demand, forecast
@@ -26,7 +27,7 @@ from sweepack.records import NEVER_RUN, Assessment, State, assess
 from sweepack.slurm.config import Request
 from sweepack.slurm.describe import describe_jobs
 from sweepack.slurm.plan import SlurmPlan, plan_jobs
-from sweepack.sweep import Cell, Expansion, expand
+from sweepack.sweep import Cell, Expansion, expand, layouts
 from sweepack.task import Task
 
 DEFAULT_CONFIG = Path("config/config.yaml")
@@ -65,11 +66,28 @@ class Plan:
         """The cells that get a job of their own."""
         if self.slurm:
             return self.slurm.singles
-        return [] if self.packs else [cell.id for cell in self.without_result]
+        packed = {cell for pack in self.packs for cell in pack.cells}
+        return [cell.id for cell in self.without_result if cell.id not in packed]
+
+    @cached_property
+    def layouts(self) -> dict[str, Layout]:
+        """The cells that run on several devices, by id."""
+        launcher = "srun" if self.slurm else "local"
+        return {cell: layout.by(launcher) for cell, layout in layouts(self.cells).items()}
 
     def share(self, cell: Cell) -> int:
         """Thousandths of a device that ``cell`` takes."""
         return _share(self.config, cell)
+
+    def threads(self, cell: Cell) -> int:
+        """CPU threads that ``cell`` takes on this machine, those of all its ranks."""
+        layout = self.layouts.get(cell.id)
+        return cell.resources.cpus * (layout.gpus_per_node if layout else 1)
+
+    def devices(self, cell: Cell, pool: Sequence[Device]) -> int:
+        """How many devices of ``pool`` the cell takes."""
+        layout = self.layouts.get(cell.id)
+        return layout.devices_of(on_cpu=not pool or pool[0].kind == "cpu") if layout else 1
 
     def launch(self, cell: Cell) -> Launch:
         """How ``cell`` is to be started."""
@@ -87,6 +105,7 @@ class Plan:
             timeout=config.lease_timeout,
             rejected=self.states[cell.id].rejected,
             mps=config.mps.model_dump() if config.mps else None,
+            layout=self.layouts[cell.id].to_dict() if cell.id in self.layouts else None,
         )
 
     def manifest(self) -> Manifest:
@@ -116,6 +135,10 @@ def make_plan(
             config.jobs_per_gpu,
             "`placement: round_robin` beside it; packing goes by each cell's `gpu:`",
             f"set `gpu: {1 / config.jobs_per_gpu:.3g}` under `resources`, or `placement: round_robin`",
+        )
+    if config.jobs_per_gpu and any(entry.layout() for entry in config.resources):
+        raise UserError(
+            "jobs_per_gpu", config.jobs_per_gpu, "no entry with `gpus_per_node`, whose cells share nothing", "remove it"
         )
     expansion = expand(config, task)
     directory = Path(config.results).expanduser() / config.sweep.name
@@ -147,7 +170,8 @@ def _states(directory: Path, cells: Sequence[Cell]) -> dict[str, Assessment]:
 
 
 def _packs(config: Config, cells: Sequence[Cell], states: Mapping[str, Assessment]) -> list[Pack]:
-    waiting = [cell for cell in cells if not states[cell.id].handed_over]
+    wide = layouts(cells)
+    waiting = [cell for cell in cells if not states[cell.id].handed_over and cell.id not in wide]
     to_run = [cell for cell in waiting if states[cell.id].state is not State.FINISHED]
     size = cells_per_job(config.cells_per_job, [_share(config, cell) for cell in to_run])
     return form([cell.id for cell in waiting], states, size) if size > 1 else []
@@ -176,6 +200,7 @@ def check_pool(plan: Plan, environ: Mapping[str, str]) -> list[Device]:
         )
     if any(plan.share(cell) < WHOLE for cell in plan.pending) and plan.config.mps:
         require_usable(pool[:wanted], environ)
+    check_machine(plan.config.resources, len(pool[:wanted]), pool[0].kind)
     return pool[:wanted]
 
 
@@ -235,8 +260,13 @@ def _devices(pool: Sequence[Device]) -> str:
 
 
 def _shares(plan: Plan) -> list[str]:
-    groups = Counter((plan.share(cell), cell.resources.cpus) for cell in plan.pending)
+    packed = [cell for cell in plan.pending if cell.id not in plan.layouts]
+    groups = Counter((plan.share(cell), cell.resources.cpus) for cell in packed)
+    wide = Counter((str(plan.layouts[c.id]), c.resources.cpus) for c in plan.pending if c.id in plan.layouts)
     return [
+        f"{_many(count, 'cell')} on {layout}, {_many(cpus, 'CPU thread')} a rank"
+        for (layout, cpus), count in wide.items()
+    ] + [
         f"{_many(count, 'cell')} of {share / WHOLE:g} device, {_many(cpus, 'CPU thread')}"
         for (share, cpus), count in sorted(groups.items(), reverse=True)
     ]
@@ -257,7 +287,13 @@ def _many(count: int, noun: str) -> str:
 def _forecast(plan: Plan, pool: Sequence[Device], cores: int | None) -> list[str]:
     fixed = plan.config.placement == "round_robin"
     demands = [
-        Demand(plan.share(cell), cell.resources.cpus, cell.resources.runtime, cell.index if fixed else None)
+        Demand(
+            plan.share(cell),
+            plan.threads(cell),
+            cell.resources.runtime,
+            cell.index if fixed and cell.id not in plan.layouts else None,
+            plan.devices(cell, pool),
+        )
         for cell in plan.pending
     ]
     usable = cores or len(os.sched_getaffinity(0))

@@ -80,7 +80,8 @@ class Record:
     """The durable status of a cell: which attempt, how it ended, with which metrics.
 
     ``started`` and ``ended`` are Unix times in seconds, ``share`` is in thousandths of a device, ``rejected``
-    counts the results of this cell that a plan has refused (accepted failures and broken files).
+    counts the results of this cell that a plan has refused (accepted failures and broken files), ``world_size`` is the
+    number of ranks of a cell on several devices.
     """
 
     cell: str
@@ -95,6 +96,7 @@ class Record:
     threads: int | None = None
     metrics: dict[str, Any] | None = None
     error: str | None = None
+    world_size: int | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self)) + "\n"

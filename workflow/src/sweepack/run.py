@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 from sweepack import memory, orphans, provenance, randomness
 from sweepack.cell import Cell, Interrupted, plain_metrics
 from sweepack.command import run_command
+from sweepack.ddp.world import World
 from sweepack.files import write_atomic
 from sweepack.job import STOP_SIGNALS, Job, report
 from sweepack.leases import WHOLE
@@ -37,7 +38,7 @@ _stopped_at = 0.0
 
 def main(job: Job) -> int:
     """Run the cell of ``job``; its exit status."""
-    _catch_signals()
+    catch_signals()
     files = CellFiles(Path(job.directory))
     meaning = json.loads(files.meaning.read_bytes())
     before = assess(files.directory, meaning["id"]).record
@@ -61,7 +62,7 @@ def main(job: Job) -> int:
         os.write(job.terminal, f"cell {record.cell}: {error}\n".encode())
         return 1
     try:
-        metrics = _run_task(job, files, meaning, record)
+        metrics = run_task(job, files, meaning, record)
         if os.getpid() != process:
             # A child that the task has forked and let return: the cell is its parent's.
             os._exit(0)
@@ -74,10 +75,10 @@ def main(job: Job) -> int:
         if os.getpid() != process:
             os._exit(1)
         _reopen_output(files.log)
-        record, code = _judge(error, record)
+        record, code = judge(error, record)
         # A program's own process has gone, and with it the number by which MPS knew it.
         record = excuse(record, job.mps, pid=None if meaning["task"]["argv"] else process)
-    _ignore_signals()
+    ignore_signals()
     record = replace(record, ended=time.time())
     accepted = record.status is State.FAILED and job.accept
     write_atomic(files.status, record.to_json())
@@ -88,8 +89,12 @@ def main(job: Job) -> int:
     return code
 
 
-def _run_task(job: Job, files: CellFiles, meaning: dict[str, Any], record: Record) -> dict[str, Any]:
+def run_task(
+    job: Job, files: CellFiles, meaning: dict[str, Any], record: Record, world: World | None = None
+) -> dict[str, Any]:
+    """The metrics that the task returns, run in this process; ``world`` when it is a rank of one."""
     limit = None
+    device = "cpu"
     on_gpu = job.kind == "cuda" and _cuda_works()
     if job.kind == "cuda" and not on_gpu and not meaning["task"]["argv"]:
         message = f"torch sees no GPU, though the cell was given {job.device}"
@@ -100,12 +105,14 @@ def _run_task(job: Job, files: CellFiles, meaning: dict[str, Any], record: Recor
         print(f"{message}, which no driver here knows: running on the CPU", file=sys.stderr)
     if on_gpu:
         limit = memory.apply_cap(job.share)
+        device = _device(world)
     cell = Cell(
         meaning["id"],
         meaning["params"],
         meaning["seed"],
         files,
-        device="cuda" if on_gpu else "cpu",
+        device=device,
+        world=world,
         share=job.share / WHOLE,
         attempt=record.attempt,
         threads=job.threads,
@@ -114,8 +121,10 @@ def _run_task(job: Job, files: CellFiles, meaning: dict[str, Any], record: Recor
     if job.mps is not None:
         facts["mps"] = {"client": None, **job.mps["variables"]}
     root = Path.cwd()
-    described = provenance.describe(meaning["task"], root, facts)
-    write_atomic(files.provenance, json.dumps(described, indent=2) + "\n", durable=False)
+    if cell.rank == 0:
+        facts |= world.facts(cell.seed) if world else {}
+        described = provenance.describe(meaning["task"], root, facts)
+        write_atomic(files.provenance, json.dumps(described, indent=2) + "\n", durable=False)
     if meaning["task"]["argv"]:
         return run_command(cell, meaning["task"]["argv"], job.kept_open)
 
@@ -125,7 +134,7 @@ def _run_task(job: Job, files: CellFiles, meaning: dict[str, Any], record: Recor
     os.umask(umask)
     _, function = import_task(meaning["task"], root)
     # Whatever the import did to the process: a cell can be stopped, and starts in the project's folder.
-    _catch_signals()
+    catch_signals()
     os.chdir(root)
     os.umask(umask)
     randomness.seed_all(cell.seed)
@@ -137,6 +146,7 @@ def _run_task(job: Job, files: CellFiles, meaning: dict[str, Any], record: Recor
         # Lightning ends a fit that was cut short like one that was not.
         if trainer.interrupted or trainer.received_sigterm:
             raise Interrupted(signal.SIGTERM)
+    cell.require_joined()
     return metrics
 
 
@@ -148,6 +158,15 @@ def _note_client(told: dict[str, Any], files: CellFiles, described: dict[str, An
         print("note: this cell was no client of its MPS daemon: it ran beside the others without it", file=sys.stderr)
 
 
+def _device(world: World | None) -> str:
+    if world is None:
+        return "cuda"
+    import torch
+
+    torch.cuda.set_device(world.local_rank)
+    return f"cuda:{world.local_rank}"
+
+
 def _cuda_works() -> bool:
     try:
         import torch
@@ -156,7 +175,7 @@ def _cuda_works() -> bool:
     return torch.cuda.is_available()
 
 
-def _judge(error: BaseException, record: Record) -> tuple[Record, int]:
+def judge(error: BaseException, record: Record) -> tuple[Record, int]:
     """The record and the exit status that ``error`` leads to: interruptions are no failures of the task."""
     signum = _stopped_by
     if signum is None and isinstance(error, KeyboardInterrupt):
@@ -190,7 +209,7 @@ def _flush() -> None:
             stream.flush()
 
 
-def _catch_signals() -> None:
+def catch_signals() -> None:
     for signum in STOP_SIGNALS:
         signal.signal(signum, _stop)
     # A warm host has them blocked; one that came since it forked this process is delivered now.
@@ -208,7 +227,7 @@ def _stop(signum: int, frame: FrameType | None) -> None:
         raise Interrupted(signum)
 
 
-def _ignore_signals() -> None:
+def ignore_signals() -> None:
     """From here on the end is being written down: a signal must not tear it."""
     for signum in STOP_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)

@@ -53,7 +53,8 @@ class Startable:
     def reach(self, pool: Sequence[Device]) -> list[Device]:
         """The devices that it may use."""
         pool = pool[: self.launch.devices or None]
-        return [pool[self.launch.index % len(pool)]] if self.launch.round_robin else list(pool)
+        alone = self.launch.round_robin and not self.launch.layout
+        return [pool[self.launch.index % len(pool)]] if alone else list(pool)
 
 
 def read_cell(sweep: Path, cell: str) -> Startable:

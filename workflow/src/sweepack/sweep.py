@@ -13,6 +13,7 @@ from typing import Any
 
 from sweepack.axes import axis_values
 from sweepack.config import Config, Resources
+from sweepack.ddp.layout import Layout
 from sweepack.errors import UserError
 from sweepack.task import Task
 from sweepack.values import canonical, check_name, coerce, dotted_items, get_dotted, set_dotted
@@ -315,6 +316,15 @@ def _compares(value: Any, operator: str, bound: float) -> bool:
         return False
     outcomes = {"<": value < bound, "<=": value <= bound, ">": value > bound, ">=": value >= bound}
     return outcomes[operator]
+
+
+def layouts(cells: Sequence[Cell]) -> dict[str, Layout]:
+    """The layout of each cell that has one, by id."""
+    known: dict[int, Layout | None] = {}
+    for cell in cells:
+        if id(cell.resources) not in known:
+            known[id(cell.resources)] = cell.resources.layout()
+    return {cell.id: layout for cell in cells if (layout := known[id(cell.resources)])}
 
 
 def _varying(groups: list[_Group], included: list[dict[str, Any]], cells: list[dict[str, Any]]) -> list[str]:

@@ -28,7 +28,7 @@ class SlurmError(Exception):
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition: ``minutes`` is its time limit (None: none); the rest is what its largest node has."""
+    """A partition of ``nodes``: ``minutes`` is its time limit (None: none); the rest is what its largest node has."""
 
     name: str
     default: bool
@@ -38,6 +38,7 @@ class Partition:
     gpus: int
     shards: int
     models: frozenset[str]
+    nodes: int = 1
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def require_slurm() -> None:
 def read_partitions() -> list[Partition]:
     """The partitions of the cluster, as ``sinfo`` has them; raises UserError when it does not answer."""
     try:
-        text = run(["sinfo", "--noheader", "--exact", "--format=%P|%l|%c|%m|%G"])
+        text = run(["sinfo", "--noheader", "--exact", "--format=%P|%l|%c|%m|%D|%G"])
     except SlurmError as error:
         raise UserError(
             "--profile profiles/slurm",
@@ -104,10 +105,18 @@ def read_partitions() -> list[Partition]:
         ) from None
     found: dict[str, Partition] = {}
     for line in text.splitlines():
-        name, limit, cpus, memory, gres = line.strip().split("|", 4)
+        name, limit, cpus, memory, nodes, gres = line.strip().split("|", 5)
         gpus, shards, models = _gres(gres)
         one = Partition(
-            name.rstrip("*"), name.endswith("*"), _limit(limit), _number(cpus), _number(memory), gpus, shards, models
+            name.rstrip("*"),
+            name.endswith("*"),
+            _limit(limit),
+            _number(cpus),
+            _number(memory),
+            gpus,
+            shards,
+            models,
+            _number(nodes),
         )
         known = found.get(one.name)
         found[one.name] = _larger(known, one) if known else one
@@ -116,7 +125,9 @@ def read_partitions() -> list[Partition]:
 
 def _larger(one: Partition, other: Partition) -> Partition:
     bigger = max(one, other, key=lambda partition: (partition.gpus, partition.cpus, partition.memory))
-    return replace(bigger, shards=max(one.shards, other.shards), models=one.models | other.models)
+    return replace(
+        bigger, shards=max(one.shards, other.shards), models=one.models | other.models, nodes=one.nodes + other.nodes
+    )
 
 
 def _number(text: str) -> int:

@@ -25,8 +25,9 @@ _OWN = {
     "--signal": "slurm.grace",
     "--requeue": "slurm.requeue",
     "--no-requeue": "slurm.requeue",
-    "--nodes": "nothing: a job has one node",
-    "--ntasks": "nothing: a job has one task",
+    "--nodes": "resources[].nodes",
+    "--ntasks": "resources[].nodes and gpus_per_node",
+    "--ntasks-per-node": "resources[].gpus_per_node",
     "--array": "nothing: each job is submitted by itself",
     "--job-name": "nothing: jobs are named by sweep and pack",
     "--comment": "nothing: by their comment jobs are found again",
@@ -36,10 +37,16 @@ _OWN = {
     **dict.fromkeys(("--parsable", "--wrap", "--wait", "--test-only"), "nothing: the run follows its jobs itself"),
     **dict.fromkeys(("--hold", "--clusters"), "nothing: such jobs could not be followed"),
     **dict.fromkeys(("--mem-per-cpu", "--mem-per-gpu"), "resources[].mem or slurm.mem"),
-    **dict.fromkeys(("--gpus-per-node", "--gpus-per-task"), "slurm.pack.gpus"),
+    **dict.fromkeys(("--gpus-per-node", "--gpus-per-task"), "slurm.pack.gpus or resources[].gpus_per_node"),
+    **dict.fromkeys(
+        ("--gpu-bind", "--gpus-per-socket", "--ntasks-per-gpu", "--ntasks-per-socket", "--ntasks-per-core"),
+        "nothing: each task sees all GPUs of its node's part",
+    ),
+    **dict.fromkeys(("--distribution", "--overcommit", "--no-kill"), "resources[].nodes and gpus_per_node"),
 }
 _SHORT = {"-G": "--gpus", "-c": "--cpus-per-task", "-t": "--time", "-p": "--partition", "-A": "--account"}
 _SHORT |= {"-q": "--qos", "-C": "--constraint", "-N": "--nodes", "-n": "--ntasks", "-a": "--array", "-J": "--job-name"}
+_SHORT |= {"-m": "--distribution", "-O": "--overcommit", "-k": "--no-kill"}
 _SHORT |= {"-o": "--output", "-e": "--error", "-D": "--chdir", "-W": "--wait", "-H": "--hold", "-M": "--clusters"}
 
 

@@ -35,7 +35,10 @@ def _jobs(plan: SlurmPlan) -> str:
         on = "a GPU" if gpus == 1 else f"{gpus} GPUs of one node"
         each = f"s of {size} cells, each on" if len(new) > 1 else f" of {size} cell{'s' * (sizes[0] > 1)} on"
         parts.append(f"{len(new)} pack{each} {on}")
-    single = [name for name in plan.singles if name in names]
+    layouts = {name: plan.allocations[name].layout for name in plan.singles if name in names}
+    for layout, count in Counter(str(layout) for layout in layouts.values() if layout).items():
+        parts.append(f"{count} cell{'s' * (count > 1)} on {layout}")
+    single = [name for name, layout in layouts.items() if not layout]
     if single:
         what = "shards of a GPU" if plan.settings.mode == "shard" else "a whole GPU"
         parts.append(f"{len(single)} cell{'s' * (len(single) > 1)} with a job and {what} each")

@@ -97,6 +97,8 @@ class Lane:
             mem_mb=settings.mem or cell.resources.mem,
             expected=expected,
         )
+        if layout := cell.resources.layout():
+            return replace(sized, cpus=cell.resources.cpus, gpus=layout.world_size, layout=layout)
         if settings.mode != "shard":
             return replace(sized, gpus=1)
         of_a_gpu = settings.shards_per_gpu or max(1, self.partition.shards // max(1, self.partition.gpus))

@@ -16,7 +16,7 @@ from sweepack.slurm.cluster import Partition, SlurmError, SlurmJob, my_jobs, rea
 from sweepack.slurm.config import Request, Slurm
 from sweepack.slurm.gather import Estimate, Lane, estimate, margin
 from sweepack.slurm.request import Allocation
-from sweepack.sweep import Cell
+from sweepack.sweep import Cell, layouts
 
 # In the comment of every job, before the output that it makes: by it a later run finds the job again.
 MARK = "sweepack "
@@ -128,7 +128,13 @@ def plan_jobs(
         lane = _lanes(config, asked, partitions, known, shares, estimates)[0]
         allocations[name] = lane.single(known[0], settings) if name in by_id else lane.pack(known, settings)
     expected = 0.0
-    for lane in _lanes(config, asked, partitions, left, shares, estimates):
+    wide = layouts(left)
+    for lane in _lanes(config, asked, partitions, [cell for cell in left if cell.id in wide], shares, estimates):
+        singles += [cell.id for cell in lane.cells]
+        allocations |= {cell.id: lane.single(cell, settings) for cell in lane.cells}
+        expected += sum(wide[cell.id].world_size * estimates[cell.id].minutes for cell in lane.cells)
+    packed = [cell for cell in left if cell.id not in wide]
+    for lane in _lanes(config, asked, partitions, packed, shares, estimates):
         if settings.mode != "pack":
             singles += [cell.id for cell in lane.cells]
             allocations |= {cell.id: lane.single(cell, settings) for cell in lane.cells}
@@ -148,7 +154,7 @@ def plan_jobs(
         allocations,
         live,
         expected,
-        alone=sum(estimates[cell.id].minutes for cell in left),
+        alone=sum(estimates[cell.id].minutes * (wide[cell.id].world_size if cell.id in wide else 1) for cell in left),
         guessed=any(not estimates[cell.id].known for cell in left),
     )
 
@@ -284,6 +290,28 @@ def _check_cell(config: Config, cell: Cell, partition: Partition) -> None:
             f"at most {partition.cpus}, what a node of {partition.name} has",
             "lower it",
         )
+    layout = resources.layout(place)
+    if layout:
+        for key, asked, there in (
+            ("gpus_per_node", layout.gpus_per_node, partition.gpus),
+            ("nodes", layout.least_nodes, partition.nodes),
+        ):
+            if asked > there:
+                what = "what a node has" if key == "gpus_per_node" else "all that there are"
+                raise UserError(
+                    f"{place}.{key}",
+                    asked,
+                    f"at most {there}, {what} in partition {partition.name}",
+                    "lower it, or choose another `slurm.partition`",
+                )
+        if layout.gpus_per_node * resources.cpus > partition.cpus:
+            raise UserError(
+                f"{place}.cpus",
+                resources.cpus,
+                f"at most {partition.cpus // layout.gpus_per_node} for each of {layout.gpus_per_node} ranks: a node of "
+                f"{partition.name} has {partition.cpus}",
+                "lower it",
+            )
     if (resources.mem or 0) > partition.memory:
         raise UserError(
             f"{place}.mem",

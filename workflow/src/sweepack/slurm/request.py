@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sweepack.ddp.layout import Layout
 from sweepack.slurm.config import Request, Slurm
 
 
@@ -11,7 +12,8 @@ from sweepack.slurm.config import Request, Slurm
 class Allocation:
     """The size of a job: CPUs, time limit in minutes, GPUs or shards of one, memory in megabytes (None: the default).
 
-    ``expected`` is how many minutes its cells will take.
+    ``expected`` is how many minutes its cells will take. With a ``layout`` the CPUs are those of a rank, the GPUs those
+    of all nodes, the memory that of each.
     """
 
     request: Request
@@ -21,17 +23,30 @@ class Allocation:
     shards: int = 0
     mem_mb: int | None = None
     expected: float = 0.0
+    layout: Layout | None = None
 
     def flags(self, settings: Slurm) -> list[str]:
         """As sbatch takes them."""
-        # One node: GPUs asked for by --gpus alone may be spread over several.
-        flags = [*self.request.flags(), "--nodes=1", self._devices(settings), f"--cpus-per-task={self.cpus}"]
+        flags = [*self.request.flags(), *self._size(settings), f"--cpus-per-task={self.cpus}"]
         if self.mem_mb:
             flags.append(f"--mem={self.mem_mb}M")
         flags.append(f"--time={self.minutes}")
         flags.append(f"--signal=TERM@{settings.grace}")
         flags.append("--requeue" if settings.requeue else "--no-requeue")
         return flags
+
+    def _size(self, settings: Slurm) -> list[str]:
+        if self.layout is None:
+            # One node: GPUs asked for by --gpus alone may be spread over several.
+            return ["--nodes=1", "--ntasks=1", self._devices(settings)]
+        layout = self.layout
+        nodes = f"{layout.least_nodes}-{layout.nodes}" if layout.elastic else f"{layout.nodes}"
+        model = f"{self.request.gpu_model}:" if self.request.gpu_model else ""
+        kind = "--gpus-per-node=" if settings.gpu_flag == "gpus" else "--gres=gpu:"
+        return [
+            *(f"--nodes={nodes}", f"--ntasks-per-node={layout.gpus_per_node}", f"{kind}{model}{layout.gpus_per_node}"),
+            *(["--no-kill"] if layout.elastic else []),
+        ]
 
     def _devices(self, settings: Slurm) -> str:
         model = f"{self.request.gpu_model}:" if self.request.gpu_model else ""
