@@ -11,6 +11,7 @@ from pydantic.fields import FieldInfo
 from sweepack.config import Command, Config, Objective, Resources, Sample, Sweep
 from sweepack.ddp.config import Ddp
 from sweepack.files import write_atomic
+from sweepack.mps.config import Mps
 from sweepack.slurm.config import PackSettings, Request, Slurm
 
 _SECTIONS: list[tuple[str, str, type[BaseModel]]] = [
@@ -22,6 +23,7 @@ _SECTIONS: list[tuple[str, str, type[BaseModel]]] = [
     ("`resources[].ddp`", "resources[].ddp.", Ddp),
     ("`resources[].slurm`", "resources[].slurm.", Request),
     ("`objective`", "objective.", Objective),
+    ("`mps`", "mps.", Mps),
     ("`slurm`", "slurm.", Slurm),
     ("`slurm.pack`", "slurm.pack.", PackSettings),
 ]
@@ -71,6 +73,8 @@ def schema() -> str:
     timeout = content["properties"]["lease_timeout"]
     del timeout["type"]
     timeout.update({"anyOf": [{"type": "string"}, {"type": "integer"}], "default": "24h"})
+    content["properties"]["mps"] |= {"default": False}
+    content["properties"]["mps"]["anyOf"].append({"type": "boolean"})
     content["properties"]["resources"]["default"] = [{"gpu": 1, "cpus": 1}]
     return json.dumps(content, indent=2) + "\n"
 
@@ -90,7 +94,7 @@ def _entry(prefix: str, name: str, field: FieldInfo) -> str:
 
 
 def _default(key: str, field: FieldInfo) -> str:
-    written = {"resources[].gpu": "1", "lease_timeout": "24h", "resources": "[{gpu: 1, cpus: 1}]"}
+    written = {"resources[].gpu": "1", "lease_timeout": "24h", "mps": "false", "resources": "[{gpu: 1, cpus: 1}]"}
     if key in written:
         return f"`{written[key]}`"
     if isinstance(field.default, BaseModel):
