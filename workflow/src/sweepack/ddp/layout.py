@@ -182,18 +182,19 @@ def layout_of(
         if options:
             raise UserError(f"{key}.ddp", dict(options), "`gpus_per_node` beside it", "add it, or remove `ddp`")
         return None
+    given = "nodes" if gpus_per_node is None else "gpus_per_node"
+    if share is not None and share < 1000:
+        raise UserError(
+            f"{key}.gpu",
+            share / 1000,
+            f"no share beside `{given}`: a cell on several devices never shares one",
+            "remove `gpu`, or remove `nodes` and `gpus_per_node` to pack the cell",
+        )
     if gpus_per_node is None:
         raise UserError(
             f"{key}.gpus_per_node", None, f"a number of GPUs beside `nodes: {nodes}`", "add `gpus_per_node: 1` or more"
         )
     least, most = node_range(1 if nodes is None else nodes)
-    if share is not None and share < 1000:
-        raise UserError(
-            f"{key}.gpu",
-            share / 1000,
-            "no share beside `gpus_per_node`: a cell on several devices never shares one",
-            "remove `gpu`, or remove `nodes` and `gpus_per_node` to pack the cell",
-        )
     if most * gpus_per_node == 1:
         raise UserError(
             f"{key}.gpus_per_node",
