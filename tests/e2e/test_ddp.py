@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
@@ -11,46 +10,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from ddp_tasks import NET
+from ddp_tasks import NET, history, ranks_of, samples, wide
 
 QUICK = {"start_seconds": 30}
-
-
-def wide(sandbox, *entries, devices="sim:4", params=None, axes=None, **more):
-    """A sweep of NET whose cells get ``entries`` of ``resources``."""
-    sandbox.write("task.py", NET)
-    sandbox.environment["SWEEPACK_DEVICES"] = devices
-    sandbox.config(
-        sweep={"name": "test", "task": "task.py:train", "axes": axes or {"n": [0]}, "params": params or {}},
-        resources=list(entries),
-        **more,
-    )
-
-
-def history(cell):
-    rows = [json.loads(line) for line in (cell["dir"] / "history.jsonl").read_text().splitlines()]
-    return [(row["epoch"], row["metrics"]["loss"]) for row in rows]
-
-
-def samples(cell, world_size):
-    """By epoch: what all ranks together have seen, sorted."""
-    ranks = [
-        [json.loads(line) for line in (cell["dir"] / f"seen-{rank}.jsonl").read_text().splitlines()]
-        for rank in range(world_size)
-    ]
-    return [sorted(itertools.chain(*epoch)) for epoch in zip(*ranks, strict=True)]
-
-
-def ranks_of(sandbox):
-    """The processes that run in the sandbox's folder."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cwd"):
-        try:
-            if entry.resolve() == sandbox.root.resolve():
-                found.append(int(entry.parent.name))
-        except OSError:
-            continue
-    return [pid for pid in found if b"ddp.rank" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 @pytest.fixture

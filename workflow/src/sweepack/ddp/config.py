@@ -56,8 +56,8 @@ class Ddp(Model):
         default=0,
         ge=0,
         le=1000,
-        description="Only with torchrun: how often the ranks are started anew, within one job, after some have failed "
-        "or their number has changed.",
+        description="Only with torchrun: how often the ranks are started anew, within one job, after one has failed or "
+        "a node was lost. They go on from the last checkpoint, with a range of `nodes` on those that are left.",
     )
     start_seconds: Annotated[int, BeforeValidator(_seconds)] = Field(
         default=120,

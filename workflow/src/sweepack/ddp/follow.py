@@ -24,7 +24,7 @@ from sweepack.supervise import CRASHES
 # the last rank may take to end when the others have.
 STOP_SECONDS = 15.0
 _UNMET_SECONDS = 1.0
-_CAUSE_SECONDS = 1.0
+CAUSE_SECONDS = 1.0
 _LAST_SECONDS = 1800.0
 _EXIT_SECONDS = 40.0
 _TICK = 0.2
@@ -65,11 +65,9 @@ class Follower:
         self._note = note
         self._nodes = nodes
         self._ranks: dict[int, Member] = {}
-        self._round: object = None
         self._world = layout.world_size
         self._gone_ahead = False
         self._since = time.monotonic()
-        self._restarted = 0
         self._last: float | None = None
 
     def run(self) -> Outcome:
@@ -103,37 +101,18 @@ class Follower:
     def _take_in(self, member: Member) -> Outcome | None:
         if member.hello.get("problems"):
             return self._failed("; ".join(member.hello["problems"]), member)
-        if self._layout.launcher == "torchrun":
-            self._turn(member)
-        known = self._ranks.get(member.rank)
-        if known is None and not member.gone:
-            self._ranks[member.rank] = member
-        elif known is not None and known is not member and member.hello["round"] == self._round:
-            return self._failed(f"it was started twice: {_who(known.hello)} and {_who(member.hello)}", member)
-        if self._ranks.get(member.rank) is not member or self._layout.launcher == "torchrun":
-            return None
+        known = self._ranks.setdefault(member.rank, member)
+        if known is not member:
+            return self._failed(f"it was started twice: {self._who(known)} and {self._who(member)}", member)
         if member.rank == 0 and member.hello["host"] != os.uname().nodename:
             return self._failed(f"it runs on {member.hello['host']}, not with the launcher on this node", member)
         if (member.gone and member.end is None) or (member.end and member.end["state"] != State.FINISHED):
             return self._cause()
         return None
 
-    def _turn(self, member: Member) -> None:
-        """torchrun has started the ranks anew, perhaps another number of them: those of before no longer count."""
-        if member.hello["round"] == self._round or member.hello["restart"] < self._restarted or member.gone:
-            return
-        if self._round is not None:
-            self._note(
-                f"the ranks start again, now {member.hello['world_size']} (torchrun's restart "
-                f"{member.hello['restart']})"
-            )
-        self._round, self._restarted = member.hello["round"], member.hello["restart"]
-        self._ranks, self._gone_ahead, self._world = {}, False, member.hello["world_size"]
-        self._since = time.monotonic()
-
     def _cause(self) -> Outcome:
         """Of what has gone wrong the first: that a rank was killed may be noticed later than what it does to others."""
-        end = time.monotonic() + _CAUSE_SECONDS
+        end = time.monotonic() + CAUSE_SECONDS
         first = [member for member in self._ranks.values() if member.end and member.end["state"] != State.FINISHED]
         while time.monotonic() < end and not self._lost():
             for member in self._meeting.look(_TICK):
@@ -153,19 +132,24 @@ class Follower:
     def _killed(self, member: Member) -> Outcome:
         """How a rank ended that left no word, as far as the process that started it can tell."""
         mine = [each for each in self._started if each.rank in (None, member.rank)]
-        wait_for_end(mine, STOP_SECONDS if mine and mine[0].rank is None else _CAUSE_SECONDS)
+        wait_for_end(mine, STOP_SECONDS if mine and mine[0].rank is None else CAUSE_SECONDS)
         status = mine[0].status() if mine else None
         if mine and mine[0].rank is None and status is not None and status > 128:
             status = 128 - status  # as srun tells a signal
-        what = "has gone without a word"
-        state = State.INTERRUPTED
-        if status is not None and status < 0:
-            crashed = -status in CRASHES
-            state = State.FAILED if crashed else State.INTERRUPTED
-            what = f"{'crashed' if crashed else 'was killed'} ({signal.Signals(-status).name})"
-        elif status:
-            state, what = State.FAILED, f"ended itself with exit status {status}"
-        return Outcome(state, error=f"{self._name(member.rank)} {what}", world_size=self._world)
+        return self._by_status(self._name(member.rank), status)
+
+    def _by_status(self, name: str, status: int | None) -> Outcome:
+        """The end of a process that left no word; None: nobody knows its ``status``."""
+        if status is None:
+            return self._outcome(State.INTERRUPTED, f"{name} has gone without a word")
+        if status >= 0:
+            return self._outcome(State.FAILED, f"{name} ended itself with exit status {status}")
+        crashed = -status in CRASHES
+        what = f"{'crashed' if crashed else 'was killed'} ({signal.Signals(-status).name})"
+        return self._outcome(State.FAILED if crashed else State.INTERRUPTED, f"{name} {what}")
+
+    def _outcome(self, state: State, error: str) -> Outcome:
+        return Outcome(state, error=error, world_size=self._world)
 
     def _missing(self) -> Outcome | None:
         if self._gone_ahead or time.monotonic() - self._since < self._layout.start_seconds:
@@ -190,13 +174,12 @@ class Follower:
             # What it started may still have a word to say.
             if outcome := self._last_words():
                 return outcome
-            starter = "srun" if self._layout.launcher == "srun" else "torchrun"
-            name = self._name(each.rank) if each.rank is not None else starter
+            name = self._name(each.rank) if each.rank is not None else "srun"
             return Outcome(State.FAILED, error=f"{name} ended with exit status {status}", world_size=self._world)
         return None
 
     def _last_words(self) -> Outcome | None:
-        end = time.monotonic() + _CAUSE_SECONDS
+        end = time.monotonic() + CAUSE_SECONDS
         while time.monotonic() < end:
             for member in self._meeting.look(_TICK):
                 if outcome := self._take_in(member):
@@ -238,7 +221,7 @@ class Follower:
     def _name(self, rank: int, member: Member | None = None) -> str:
         member = member or self._ranks.get(rank)
         if member:
-            return f"rank {rank} ({_who(member.hello)})"
+            return f"rank {rank} ({self._who(member)})"
         node, local = divmod(rank, self._layout.gpus_per_node)
         where = f"{self._nodes[node]}, " if node < len(self._nodes) else ""
         return f"rank {rank} ({where}local rank {local})"
@@ -247,16 +230,13 @@ class Follower:
         """Tell those that are left to stop, give them time for it, and kill what is left then."""
         for member in self._meeting.members:
             member.send(stop=signum)
-        if self._layout.launcher == "torchrun":
-            for each in self._started:
-                if each.status() is None:
-                    each.process.send_signal(signum)
         # Those that have not met have nothing to save.
         wait_for_end(self._started, STOP_SECONDS if self._gone_ahead else _UNMET_SECONDS)
         self._meeting.close()
         for each in self._started:
             each.kill()
 
-
-def _who(hello: dict[str, Any]) -> str:
-    return f"{hello['host']}, local rank {hello['local_rank']}, pid {hello['pid']}"
+    @staticmethod
+    def _who(member: Member) -> str:
+        hello = member.hello
+        return f"{hello['host']}, local rank {hello['local_rank']}, pid {hello['pid']}"

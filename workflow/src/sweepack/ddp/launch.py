@@ -20,6 +20,7 @@ from sweepack.ddp.follow import Follower, Outcome
 from sweepack.ddp.layout import Layout
 from sweepack.ddp.meeting import Meeting
 from sweepack.ddp.ports import Port
+from sweepack.ddp.rounds import RoundFollower
 from sweepack.ddp.starters import addresses, node_names, start
 from sweepack.devices import Device, load_nvml, visible_pool
 from sweepack.environment import cell_environment
@@ -168,7 +169,8 @@ class _Attempt:
                 [*kept, *(port.fd for port in ports)],
                 self._cell.launch.threads,
             )
-            outcome = Follower(
+            follower = RoundFollower if self._layout.launcher == "torchrun" else Follower
+            outcome = follower(
                 self._layout,
                 meeting,
                 started,

@@ -134,6 +134,7 @@ class Line:
                 _keep_alive(self._socket)
                 self._reader = self._socket.makefile("rb")
                 self.address = address
+                self.own_address: str = self._socket.getsockname()[0]
                 return
             time.sleep(0.5)
         tried = "; ".join(f"{address}: {trouble}" for address, trouble in troubles.items())

@@ -68,7 +68,7 @@ def main() -> int:
     if place.rank:
         sys.stdout = sys.stderr = _Labelled(f"[rank {place.rank}] ")
     run.catch_signals()
-    threading.Thread(target=_listen, args=(line,), daemon=True).start()
+    threading.Thread(target=listen, args=(line,), daemon=True).start()
     end, code = _run(setup, world, kind, label)
     run.ignore_signals()
     try:
@@ -79,7 +79,6 @@ def main() -> int:
 
 
 def _hello(setup: Mapping[str, Any], place: Place | None, problems: list[str]) -> dict[str, Any]:
-    restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") or 0)
     return {
         "token": setup["token"],
         "rank": place.rank if place else -1,
@@ -87,11 +86,8 @@ def _hello(setup: Mapping[str, Any], place: Place | None, problems: list[str]) -
         "world_size": place.world_size if place else 0,
         "host": os.uname().nodename,
         "pid": os.getpid(),
-        "restart": restart,
-        # torchrun's c10d rendezvous gives each round a store of its own
-        "round": f"{restart}/{os.environ.get('MASTER_PORT')}/{place.world_size if place else 0}"
-        if "TORCHELASTIC_RUN_ID" in os.environ
-        else None,
+        # torchrun has the ranks meet at another place whenever it starts them anew.
+        "round": f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}",
         "problems": problems,
     }
 
@@ -115,8 +111,6 @@ def _enter(layout: Layout, place: Place, threads: int, address: str, port: int) 
     meeting = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
     if layout.launcher == "torchrun":
         meeting = {name: os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT")}
-        # torchrun's agent holds the store that the ranks are to join.
-        meeting |= {name: value for name, value in os.environ.items() if name.startswith("TORCHELASTIC_")}
     clean = cell_environment(os.environ, visible=os.environ.get("CUDA_VISIBLE_DEVICES", ""), threads=threads)
     os.environ.clear()
     os.environ.update(clean)
@@ -131,7 +125,7 @@ def _enter(layout: Layout, place: Place, threads: int, address: str, port: int) 
     )
 
 
-def _listen(line: Line) -> None:
+def listen(line: Line) -> None:
     """Do what the launcher says, and end with it: a rank that nobody follows must not go on."""
     while (told := line.hear()) is not None:
         if "stop" in told:

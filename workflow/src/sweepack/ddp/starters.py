@@ -18,7 +18,7 @@ from sweepack.ddp.layout import Layout
 from sweepack.slurm.cluster import SlurmError, run
 
 SETUP = "SWEEPACK_DDP"  # what the ranks are told, as JSON
-_MODULE = "sweepack.ddp.rank"
+RANK = "sweepack.ddp.rank"
 _AGENT = "sweepack.ddp.agent"
 
 
@@ -55,14 +55,14 @@ def start(
     told = {**environment, SETUP: json.dumps(setup)}
     if layout.launcher == "local":
         return [
-            _spawn(_python(_MODULE), {**told, **_rank_variables(layout, rank)}, log, kept, rank)
+            _spawn(_python(RANK), {**told, **_rank_variables(layout, rank)}, log, kept, rank)
             for rank in range(layout.world_size)
         ]
     in_slurm = "SLURM_JOB_ID" in os.environ
     if layout.launcher == "torchrun":
         agents = srun(layout, 1, cpus * layout.gpus_per_node, keep_going=layout.elastic) if in_slurm else []
         return [_spawn([*agents, *_python(_AGENT)], told, log, kept, None)]
-    return [_spawn([*srun(layout, layout.gpus_per_node, cpus), *_python(_MODULE)], told, log, kept, None)]
+    return [_spawn([*srun(layout, layout.gpus_per_node, cpus), *_python(RANK)], told, log, kept, None)]
 
 
 def srun(layout: Layout, tasks_per_node: int, cpus: int, keep_going: bool = False) -> list[str]:
@@ -71,19 +71,7 @@ def srun(layout: Layout, tasks_per_node: int, cpus: int, keep_going: bool = Fals
         *("srun", f"--nodes={layout.nodes}", f"--ntasks={layout.nodes * tasks_per_node}"),
         *(f"--ntasks-per-node={tasks_per_node}", f"--cpus-per-task={cpus}", "--distribution=block"),
         *("--cpu-bind=none", "--export=ALL", "--unbuffered", "--input=none", "--mpi=none"),
-        *(f"--kill-on-bad-exit={0 if keep_going else 1}", *(["--no-kill"] if keep_going else [])),
-    ]
-
-
-def torchrun(layout: Layout, address: str, port: int, identity: str, is_host: bool) -> list[str]:
-    """The agent of one node; that of the first one holds the rendezvous."""
-    nodes = f"{layout.least_nodes}:{layout.nodes}" if layout.elastic else f"{layout.nodes}"
-    patience = f"join_timeout={layout.start_seconds},timeout={layout.start_seconds},is_host={str(is_host).lower()}"
-    return [
-        *(sys.executable, "-P", "-m", "torch.distributed.run"),
-        *(f"--nnodes={nodes}", f"--nproc-per-node={layout.gpus_per_node}", f"--max-restarts={layout.restarts}"),
-        *("--rdzv-backend=c10d", f"--rdzv-endpoint={address}:{port}", f"--rdzv-id={identity}"),
-        *(f"--rdzv-conf={patience}", "--monitor-interval=0.5", "-m", _MODULE),
+        *(f"--kill-on-bad-exit={0 if keep_going else 1}", "--wait=0", *(["--no-kill"] if keep_going else [])),
     ]
 
 

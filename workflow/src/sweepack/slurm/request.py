@@ -27,7 +27,7 @@ class Allocation:
 
     def flags(self, settings: Slurm) -> list[str]:
         """As sbatch takes them."""
-        flags = [*self.request.flags(), *self._size(settings), f"--cpus-per-task={self.cpus}"]
+        flags = [*self.request.flags(), *self._size(settings)]
         if self.mem_mb:
             flags.append(f"--mem={self.mem_mb}M")
         flags.append(f"--time={self.minutes}")
@@ -38,15 +38,17 @@ class Allocation:
     def _size(self, settings: Slurm) -> list[str]:
         if self.layout is None:
             # One node: GPUs asked for by --gpus alone may be spread over several.
-            return ["--nodes=1", "--ntasks=1", self._devices(settings)]
+            return ["--nodes=1", "--ntasks=1", self._devices(settings), f"--cpus-per-task={self.cpus}"]
         layout = self.layout
-        nodes = f"{layout.least_nodes}-{layout.nodes}" if layout.elastic else f"{layout.nodes}"
         model = f"{self.request.gpu_model}:" if self.request.gpu_model else ""
         kind = "--gpus-per-node=" if settings.gpu_flag == "gpus" else "--gres=gpu:"
-        return [
-            *(f"--nodes={nodes}", f"--ntasks-per-node={layout.gpus_per_node}", f"{kind}{model}{layout.gpus_per_node}"),
-            *(["--no-kill"] if layout.elastic else []),
-        ]
+        gpus = f"{kind}{model}{layout.gpus_per_node}"
+        if layout.elastic:
+            # A number of tasks, also one a node, would let Slurm give the least nodes only, though more are free.
+            nodes = f"--nodes={layout.least_nodes}-{layout.nodes}"
+            return [nodes, gpus, f"--cpus-per-task={self.cpus * layout.gpus_per_node}", "--no-kill"]
+        tasks = f"--ntasks-per-node={layout.gpus_per_node}"
+        return [f"--nodes={layout.nodes}", tasks, gpus, f"--cpus-per-task={self.cpus}"]
 
     def _devices(self, settings: Slurm) -> str:
         model = f"{self.request.gpu_model}:" if self.request.gpu_model else ""
