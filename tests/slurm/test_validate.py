@@ -69,6 +69,7 @@ def test_an_srun_that_starts_a_task_too_few(project: Sandbox, empty_cluster: Clu
             "packed sweep",
             ["FAILED", "module: command not found", "`slurm.setup`"],
         ),
+        ({"setup": "export SWEEPACK_DEVICES=cpu"}, "packed sweep", ["saw 0 devices instead of one", "`slurm.setup`"]),
         ({"setup": "export SLURM_GPU_BIND=single:1"}, WIDE, ["sees 1 devices", "SLURM_GPU_BIND"]),
     ],
 )

@@ -47,9 +47,11 @@ def packed(title: str, trial: Trial) -> Line:
     seen: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for cell in cells:
         start, end = cell.notes[0][0], cell.notes[0][-1]
-        if len(start["visible"].split(",")) != 1:
-            words = f"a cell saw the devices {start['visible']!r} instead of one"
-            change = "`slurm.setup` and the nodes' start files: they must not set CUDA_VISIBLE_DEVICES"
+        devices = [entry for entry in start["visible"].split(",") if entry]
+        if len(devices) != 1:
+            words = f"a cell saw {len(devices)} devices instead of one (CUDA_VISIBLE_DEVICES={start['visible']})"
+            change = "`slurm.setup` and the nodes' start files, which must not set CUDA_VISIBLE_DEVICES or "
+            change += "SWEEPACK_DEVICES; or ask by `slurm.gpu_flag: gres`"
             return Line(FAIL, title, words, change, cell.files.log)
         seen.setdefault((start["host"], start["visible"]), []).append((start["start"], end["end"]))
     at_once = max(_most_at_once(spans) for spans in seen.values())

@@ -72,8 +72,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     for signum in _ENDING:
         signal.signal(signum, _stop)
     cancel_left(options.folder, _say)
-    shutil.rmtree(options.folder, ignore_errors=True)
-    options.folder.mkdir()
+    try:
+        if options.folder.exists():
+            shutil.rmtree(options.folder)
+        options.folder.mkdir()
+    except OSError as error:
+        raise UserError(
+            "validate_cluster", str(error), "a folder that can be made anew", f"remove {options.folder} by hand"
+        ) from None
     snakemake = [sys.executable, "-m", "snakemake", "--snakefile", str(options.snakefile), *options.options]
     layout = _layout(options.partition)
     validation = _Validation(options.folder, snakemake, options.slurm, options.setup, layout, minutes * 60)
@@ -188,7 +194,7 @@ class _Validation:
                 if trial.status is not None:
                     judge()
                 elif self._requeue.refusal and trial is self._requeued:
-                    trial.stop()
+                    _stop_trial(trial)
                     judge()
                 elif time.monotonic() - trial.begun > self._patience:
                     self._give_up(title, trial)
@@ -236,7 +242,7 @@ class _Validation:
 
     def _give_up(self, title: str, trial: Trial) -> None:
         words = f"not done within {self._patience / 60:g} min: {_waiting(title, trial)}"
-        trial.stop()
+        _stop_trial(trial)
         change = f"`{PATIENCE}=120` in the environment for more time, or a partition with a shorter queue"
         self._tell(Line(FAIL, title, words, change, trial.log))
 
@@ -254,11 +260,15 @@ class _Validation:
         time.sleep(_LOOK_SECONDS)
 
     def _stop_all(self) -> None:
-        for trial in {id(trial): trial for trial, _ in self._judges.values()}.values():
-            try:
-                trial.stop()
-            except SlurmError as error:
-                _say(f"validate_cluster: jobs of {trial.name} may be left in the queue: {error}")
+        for trial, _ in self._judges.values():
+            _stop_trial(trial)
+
+
+def _stop_trial(trial: Trial) -> None:
+    try:
+        trial.stop()
+    except SlurmError as error:
+        _say(f"validate_cluster: jobs of {trial.name} may be left in the queue: {error}")
 
 
 def _waiting(title: str, trial: Trial) -> str:
