@@ -67,6 +67,11 @@ def advice(words: str) -> str | None:
     return next((change for pattern, change in _ADVICE if re.search(pattern, words)), None)
 
 
+def stated(error: str) -> str:
+    """What ``error`` says is wrong, without its advice on `resources`: those of the sweeps that are tried are right."""
+    return re.sub(r": change `nodes` or [^;]*", "", error)
+
+
 def cause_of(trial: Trial) -> Cause:
     """Of what has gone wrong in ``trial`` the likeliest cause: its own cells know best, then Slurm, then Snakemake."""
     output = trial.output
@@ -75,7 +80,7 @@ def cause_of(trial: Trial) -> Cause:
     said = re.findall(r"(Slurm (?:job \d+: |refused the job: ).*)", output)
     for cell in trial.tried():
         if cell.record and cell.record.error and not cell.finished:
-            words = cell.record.error
+            words = stated(cell.record.error)
             killed = said and not re.search(r": FAILED$", said[-1]) and advice(said[-1])
             if killed:
                 words += f" ({said[-1]})"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sweepack.ddp.layout import Layout
 from sweepack.records import State
-from sweepack.validation.causes import Cause, cause_of
+from sweepack.validation.causes import Cause, cause_of, stated
 from sweepack.validation.notes import SAMPLES
 from sweepack.validation.trial import Trial, TriedCell
 
@@ -133,7 +133,7 @@ def refused(title: str, trial: Trial, layout: Layout) -> Line:
         words = f"a cell trained although srun started {layout.world_size - 1} tasks of {layout.world_size}"
         return Line(FAIL, title, words, "what puts another `srun` before that of the PATH", log)
     seconds = (record.ended or 0) - (record.started or 0)
-    words = (record.error or "").partition(": change ")[0]
+    words = stated(record.error or "")
     named = re.search(rf"started (\d+)\b.*\b{layout.world_size}\b", words)
     if not named or int(named[1]) == layout.world_size:
         return Line(FAIL, title, f"the error does not tell the numbers: {words}", cause_of(trial).change, log)
