@@ -12,6 +12,7 @@ from sweepack.ddp.config import DERIVED, Ddp, Nodes
 from sweepack.ddp.layout import Layout, layout_of
 from sweepack.errors import UserError, Verbatim, did_you_mean
 from sweepack.leases import WHOLE
+from sweepack.mps.config import Mps, MpsSetting
 from sweepack.slurm.config import PackSettings, Request, Slurm
 
 M = TypeVar("M", bound=BaseModel)
@@ -188,6 +189,14 @@ class Config(Model):
         ge=1,
         description="Use this many of the visible devices, the first ones. It is an error if there are fewer.",
     )
+    mps: MpsSetting = Field(
+        default=None,
+        description="Let cells that share a GPU use it through NVIDIA's Multi-Process Service, which runs their work "
+        "side by side where it would take turns: `true`, or a mapping of the settings below. A fatal GPU fault of one "
+        "cell then strikes all on the device; those are run again outside MPS. It changes neither ids nor, with the "
+        "defaults, numbers, and may be switched half-way.",
+        examples=[True],
+    )
     report: bool = Field(
         default=True, description="Write `report.html` beside the table. Drawing it takes a few seconds."
     )
@@ -316,6 +325,7 @@ def _model_at(location: list[Any]) -> type[BaseModel]:
         ("resources", "slurm"): Request,
         ("resources", "ddp"): Ddp,
         ("objective",): Objective,
+        ("mps",): Mps,
         ("slurm",): Slurm,
         ("slurm", "pack"): PackSettings,
     }

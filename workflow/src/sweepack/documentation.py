@@ -9,7 +9,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from sweepack.config import Command, Config, Objective, Resources, Sample, Sweep
+from sweepack.ddp.config import Ddp
 from sweepack.files import write_atomic
+from sweepack.mps.config import Mps
 from sweepack.slurm.config import PackSettings, Request, Slurm
 
 _SECTIONS: list[tuple[str, str, type[BaseModel]]] = [
@@ -18,8 +20,10 @@ _SECTIONS: list[tuple[str, str, type[BaseModel]]] = [
     ("`sweep.task` as a command", "sweep.task.", Command),
     ("`sweep.sample`", "sweep.sample.", Sample),
     ("`resources`, one entry of the list", "resources[].", Resources),
+    ("`resources[].ddp`", "resources[].ddp.", Ddp),
     ("`resources[].slurm`", "resources[].slurm.", Request),
     ("`objective`", "objective.", Objective),
+    ("`mps`", "mps.", Mps),
     ("`slurm`", "slurm.", Slurm),
     ("`slurm.pack`", "slurm.pack.", PackSettings),
 ]
@@ -69,6 +73,8 @@ def schema() -> str:
     timeout = content["properties"]["lease_timeout"]
     del timeout["type"]
     timeout.update({"anyOf": [{"type": "string"}, {"type": "integer"}], "default": "24h"})
+    content["properties"]["mps"] |= {"default": False}
+    content["properties"]["mps"]["anyOf"].append({"type": "boolean"})
     content["properties"]["resources"]["default"] = [{"gpu": 1, "cpus": 1}]
     return json.dumps(content, indent=2) + "\n"
 
@@ -88,7 +94,7 @@ def _entry(prefix: str, name: str, field: FieldInfo) -> str:
 
 
 def _default(key: str, field: FieldInfo) -> str:
-    written = {"resources[].gpu": "1", "lease_timeout": "24h", "resources": "[{gpu: 1, cpus: 1}]"}
+    written = {"resources[].gpu": "1", "lease_timeout": "24h", "mps": "false", "resources": "[{gpu: 1, cpus: 1}]"}
     if key in written:
         return f"`{written[key]}`"
     if isinstance(field.default, BaseModel):

@@ -30,6 +30,8 @@ _AT_START = (
     *("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "BLIS_", "VECLIB_", "NUMEXPR_", "MALLOC_", "PYTHON", "LD_", "PATH"),
     *("PYTORCH_", "TORCH_", "CUBLAS_", "CUDA_", "NCCL_", "HOME", "LANG", "LC_", "VIRTUAL_ENV"),
 )
+# Of these, what is read only when the GPU is first used, which a host never does.
+_FOR_THE_GPU = ("CUDA_VISIBLE_DEVICES", "CUDA_MPS_")
 
 
 def host_socket(environment: Mapping[str, str], task: Mapping[str, Any]) -> Path:
@@ -159,7 +161,7 @@ def _key(environment: Mapping[str, str], task: Mapping[str, Any]) -> str:
         *sorted(
             f"{name}={value}"
             for name, value in environment.items()
-            if name.startswith(_AT_START) and name != "CUDA_VISIBLE_DEVICES"
+            if name.startswith(_AT_START) and not name.startswith(_FOR_THE_GPU)
         ),
     ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

@@ -23,6 +23,7 @@ class Launch:
     (None: not stated), ``index`` the cell's place in the sweep. ``devices``: only the first so many (0: all).
     ``round_robin``: on device ``index`` modulo the devices. ``start``: ``auto`` (from the warm host) or ``fresh``.
     ``timeout``: minutes to wait for the share. ``rejected``: how many results of the cell were refused so far.
+    ``mps``: how it uses MPS, if it shares its device (``mps.config.Mps``; None: not).
     ``layout``: as `sweepack.ddp.layout.Layout` has it, None for a cell on one device.
     """
 
@@ -36,6 +37,7 @@ class Launch:
     start: str
     timeout: int
     rejected: int
+    mps: dict[str, Any] | None = None
     layout: dict[str, Any] | None = None
 
 
@@ -46,7 +48,7 @@ class Job:
     ``directory`` is the cell's, absolute; ``device`` is the label for people, ``kind`` is ``cuda``, ``cpu`` or ``sim``,
     ``checked`` says that the driver knows the device, ``share`` is in thousandths, ``accept`` says whether a failure of
     the task is to be accepted as the cell's result, ``kept_open`` are the descriptors of lease and lock, and
-    ``terminal`` is the one to report to.
+    ``terminal`` is the one to report to. ``mps``: what a cell under MPS is told about it (``mps.daemon.Membership``).
     """
 
     directory: str
@@ -59,6 +61,7 @@ class Job:
     accept: bool
     kept_open: tuple[int, ...]
     terminal: int
+    mps: dict[str, Any] | None = None
 
     def to_json(self) -> str:
         return json.dumps(self.__dict__)

@@ -16,6 +16,7 @@ from pathlib import Path
 from sweepack.devices import load_nvml, visible_pool
 from sweepack.errors import tells_user_errors
 from sweepack.leases import LeaseAbandoned, LeasePool, LeaseTimeout, lease_directory
+from sweepack.mps.daemon import require_usable
 from sweepack.start import Startable, lock_holder, must_run, read_cell, run_leased, take_lock, write_down_kill
 from sweepack.supervise import Relay
 
@@ -59,6 +60,8 @@ def _launch(cell: Startable, accept: bool) -> int:
         return 0
     pool = visible_pool(os.environ, load_nvml())
     reach = cell.reach(pool)
+    if cell.mps is not None:
+        require_usable(reach, os.environ)
     leases = LeasePool(lease_directory(), [device.key for device in reach])
     with leases.acquire(
         cell.launch.share,

@@ -11,6 +11,8 @@ from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.plugins.environments import LightningEnvironment
+from torch.utils.data import SequentialSampler
+from torch.utils.data.distributed import DistributedSampler
 
 from sweepack import randomness
 from sweepack.cell import plain_metrics, replace_durably
@@ -29,6 +31,7 @@ class CellTrainer(Trainer):
     """A ``Trainer`` whose first ``fit`` continues from its last checkpoint unless it is given another."""
 
     resume_from: Path | None = None
+    in_order = False
 
     def fit(  # type: ignore[override]
         self,
@@ -40,6 +43,7 @@ class CellTrainer(Trainer):
         **others: Any,
     ) -> None:
         start, self.resume_from = ckpt_path or self.resume_from, None
+        self.in_order = type(getattr(train_dataloaders, "sampler", None)) is SequentialSampler
         super().fit(model, train_dataloaders, val_dataloaders, datamodule, start, **others)
 
 
@@ -93,6 +97,9 @@ class LastCheckpoint(Checkpoint):
         self._batch = ours["global_batch"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        sampler = getattr(trainer.train_dataloader, "sampler", None)
+        if getattr(trainer, "in_order", False) and isinstance(sampler, DistributedSampler):
+            sampler.shuffle = False  # Lightning shuffles what it divides among ranks, asked for or not
         if self._random is not None:
             self._require_same_batch(trainer, len(self._random))
         elif self._cell.world:

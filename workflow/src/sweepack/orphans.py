@@ -1,4 +1,7 @@
-"""What a cell leaves running, also in sessions of its own: adopted when its parent ends, and killed."""
+"""What a cell leaves running, also in sessions of its own: adopted when its parent ends, and killed.
+
+Spared is what serves other cells too, whoever started it: the keeper of an MPS daemon.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 _PR_SET_CHILD_SUBREAPER = 36
+_KEEPER = b"sweepack.mps.keeper"
 # Children that were started on purpose. Cells may be started and end in several threads at once.
 _known: set[int] = set()
 _lock = threading.Lock()
@@ -42,10 +46,19 @@ def kill_strays(spared: Iterable[int] = ()) -> None:
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     with _lock, contextlib.suppress(FileNotFoundError):  # a kernel without CONFIG_PROC_CHILDREN
         while left := [
-            pid for pid in map(int, children.read_text().split()) if pid not in spared and pid not in _known
+            pid
+            for pid in map(int, children.read_text().split())
+            if pid not in spared and pid not in _known and not _is_keeper(pid)
         ]:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, 0)
+
+
+def _is_keeper(pid: int) -> bool:
+    try:
+        return _KEEPER in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False

@@ -18,12 +18,13 @@ from pathlib import Path
 
 from sweepack.admission import Ask, Queue
 from sweepack.devices import Device, load_nvml, main_memory, visible_pool
-from sweepack.errors import tells_user_errors
+from sweepack.errors import UserError, tells_user_errors
 from sweepack.files import is_locked, write_atomic
 from sweepack.forecast import rehearsed
 from sweepack.job import report
 from sweepack.launch import TEMPORARY_FAILURE, watch_driver
 from sweepack.leases import Lease, LeaseAbandoned, LeasePool, LeaseTimeout, lease_directory
+from sweepack.mps.daemon import require_usable
 from sweepack.packs import Pack, pack_file
 from sweepack.records import State, assess
 from sweepack.start import Startable, lock_holder, must_run, read_cell, run_leased, take_lock
@@ -84,6 +85,8 @@ class PackLauncher:
     def run(self) -> int:
         """Run them all; the exit status: 0 when each has its result."""
         self._note(f"pack {self._pack.name} of {len(self._cells)} cells on {_place()}")
+        if any(cell.mps for cell in self._cells.values()):
+            require_usable(self._devices, os.environ)
         devices = [device.key for device in self._devices]
         asks = rehearsed([self._ask(cell) for cell in self._cells.values()], devices, self._capacity)
         self._asks = dict(zip(self._cells, asks, strict=True))
@@ -202,6 +205,9 @@ class PackLauncher:
         status = 1
         try:
             status = run_leased(cell, device, lease, lock, self._relay, accept=self._accept, terminal=self._log)
+        except UserError as error:
+            print(f"cell {cell.id} did not start: {error}", file=sys.stderr)
+            status = TEMPORARY_FAILURE
         except OSError as error:
             print(f"cell {cell.id}: {error}", file=sys.stderr)
         finally:

@@ -19,6 +19,9 @@ from sweepack.job import Launch
 from sweepack.leases import WHOLE
 from sweepack.loading import load_config
 from sweepack.manifest import Manifest, ManifestCell
+from sweepack.mps.config import check_shares
+from sweepack.mps.config import describe as describe_mps
+from sweepack.mps.daemon import require_usable
 from sweepack.packs import Pack, cells_per_job, form
 from sweepack.records import NEVER_RUN, Assessment, State, assess
 from sweepack.slurm.config import Request
@@ -101,6 +104,7 @@ class Plan:
             start="fresh" if self.slurm and self.config.slurm.mode != "pack" else config.start,
             timeout=config.lease_timeout,
             rejected=self.states[cell.id].rejected,
+            mps=config.mps.model_dump() if config.mps else None,
             layout=self.layouts[cell.id].to_dict() if cell.id in self.layouts else None,
         )
 
@@ -140,6 +144,15 @@ def make_plan(
     directory = Path(config.results).expanduser() / config.sweep.name
     _require_writable(root / directory / "cells")
     states = _states(root / directory / "cells", expansion.cells)
+    if config.mps:
+        check_shares(min(_share(config, cell) for cell in expansion.cells))
+    if config.mps and site is not None and config.slurm.mode != "pack":
+        raise UserError(
+            "mps",
+            True,
+            f"`slurm.mode: pack`: with `{config.slurm.mode}` a job has one cell, and a daemon ends with its job",
+            "set `slurm: {mode: pack}` or `mps: false`",
+        )
     jobs = None
     if site is not None:
         jobs = plan_jobs(config, root / directory, expansion.cells, states, lambda cell: _share(config, cell), site)
@@ -185,6 +198,8 @@ def check_pool(plan: Plan, environ: Mapping[str, str]) -> list[Device]:
             f"at most {len(pool)}, the number of visible devices ({', '.join(device.label for device in pool)})",
             "lower it, remove it to use what there is, or make more visible (CUDA_VISIBLE_DEVICES)",
         )
+    if any(plan.share(cell) < WHOLE for cell in plan.pending) and plan.config.mps:
+        require_usable(pool[:wanted], environ)
     check_machine(plan.config.resources, len(pool[:wanted]), pool[0].kind)
     return pool[:wanted]
 
@@ -201,6 +216,10 @@ def describe(plan: Plan, pool: Sequence[Device] = (), cores: int | None = None) 
     if plan.pending:
         lines += [f"  {label:<8} {text}" for label, text in zip(["shares", *[""] * 99], _shares(plan), strict=False)]
         lines += [] if plan.slurm else _forecast(plan, pool, cores)
+    if plan.config.mps and plan.pending:
+        lines.append(
+            f"  mps      {describe_mps(plan.config.mps, sum(plan.share(cell) < WHOLE for cell in plan.pending))}"
+        )
     if plan.slurm:
         lines += describe_jobs(plan.slurm)
     elif plan.packs:

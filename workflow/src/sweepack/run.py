@@ -25,6 +25,8 @@ from sweepack.ddp.world import World
 from sweepack.files import write_atomic
 from sweepack.job import STOP_SIGNALS, Job, report
 from sweepack.leases import WHOLE
+from sweepack.mps.control import Place, is_client
+from sweepack.mps.faults import excuse
 from sweepack.records import CellFiles, Record, State, assess
 
 THREAD_SECONDS = 10.0
@@ -74,6 +76,8 @@ def main(job: Job) -> int:
             os._exit(1)
         _reopen_output(files.log)
         record, code = judge(error, record)
+        # A program's own process has gone, and with it the number by which MPS knew it.
+        record = excuse(record, job.mps, pid=None if meaning["task"]["argv"] else process)
     ignore_signals()
     record = replace(record, ended=time.time())
     accepted = record.status is State.FAILED and job.accept
@@ -114,11 +118,13 @@ def run_task(
         threads=job.threads,
     )
     facts = {"device": job.device, "share": job.share, "threads": job.threads, "memory_cap": limit, "seed": cell.seed}
+    if job.mps is not None:
+        facts["mps"] = {"client": None, **job.mps["variables"]}
     root = Path.cwd()
     if cell.rank == 0:
         facts |= world.facts(cell.seed) if world else {}
-        described = json.dumps(provenance.describe(meaning["task"], root, facts), indent=2) + "\n"
-        write_atomic(files.provenance, described, durable=False)
+        described = provenance.describe(meaning["task"], root, facts)
+        write_atomic(files.provenance, json.dumps(described, indent=2) + "\n", durable=False)
     if meaning["task"]["argv"]:
         return run_command(cell, meaning["task"]["argv"], job.kept_open)
 
@@ -134,12 +140,22 @@ def run_task(
     randomness.seed_all(cell.seed)
     metrics = plain_metrics(function(cell, **meaning["params"]))
     cell.history.close()
+    if job.mps is not None:
+        _note_client(job.mps, files, described, on_gpu)
     for trainer in cell.trainers:
         # Lightning ends a fit that was cut short like one that was not.
         if trainer.interrupted or trainer.received_sigterm:
             raise Interrupted(signal.SIGTERM)
     cell.require_joined()
     return metrics
+
+
+def _note_client(told: dict[str, Any], files: CellFiles, described: dict[str, Any], on_gpu: bool) -> None:
+    """Write down whether this process, which has done its work, did it by MPS: CUDA runs without and says nothing."""
+    client = described["mps"]["client"] = is_client(Place(Path(told["folder"])), os.getpid())
+    write_atomic(files.provenance, json.dumps(described, indent=2) + "\n", durable=False)
+    if on_gpu and client is False:
+        print("note: this cell was no client of its MPS daemon: it ran beside the others without it", file=sys.stderr)
 
 
 def _device(world: World | None) -> str:

@@ -21,8 +21,11 @@ from sweepack.environment import cell_environment
 from sweepack.errors import UserError
 from sweepack.files import try_lock
 from sweepack.job import Job, Launch
-from sweepack.leases import Lease
+from sweepack.leases import WHOLE, Lease
 from sweepack.manifest import cell_files
+from sweepack.mps import daemon
+from sweepack.mps.control import without_mps
+from sweepack.mps.faults import was_struck
 from sweepack.records import Assessment, CellFiles, State, archive_attempt, assess, hand_over
 from sweepack.supervise import Relay, run_cell, settle
 
@@ -41,6 +44,11 @@ class Startable:
     def label(self) -> str:
         """The name under which it leases its share."""
         return str(self.files.directory.absolute())
+
+    @property
+    def mps(self) -> dict[str, Any] | None:
+        """How it uses MPS; None when it does not, as one with a device to itself has nothing from it."""
+        return self.launch.mps if self.launch.share < WHOLE else None
 
     def reach(self, pool: Sequence[Device]) -> list[Device]:
         """The devices that it may use."""
@@ -110,8 +118,34 @@ def run_leased(
 ) -> int:
     """Run the cell in a process of its own, in its own environment, with its own log; its exit status.
 
-    ``accept``: a failure of the task is a result too. ``terminal`` is the descriptor that its end is reported to.
+    ``accept``: a failure of the task is a result too. ``terminal`` is the descriptor that its end is reported to. A
+    cell that a fault under MPS has struck is run once more, outside it. Raises UserError when MPS cannot be had.
     """
+
+    def run(mps: daemon.Membership | None) -> int:
+        return _run(cell, device, lease, lock, relay, mps, accept=accept, terminal=terminal)
+
+    def struck() -> bool:
+        return was_struck(assess(cell.files.directory, cell.id).record)
+
+    if cell.mps is None or struck():
+        return run(None)
+    with daemon.join(device, cell.mps, cell.launch.share) as membership:
+        status = run(membership)
+    return run(None) if status and struck() and not relay.caught else status
+
+
+def _run(
+    cell: Startable,
+    device: Device,
+    lease: Lease,
+    lock: int,
+    relay: Relay,
+    mps: daemon.Membership | None,
+    *,
+    accept: bool,
+    terminal: int,
+) -> int:
     job = Job(
         directory=cell.label,  # a task may change its folder
         device=device.label,
@@ -121,14 +155,18 @@ def run_leased(
         threads=cell.launch.threads,
         rejected=cell.launch.rejected,
         accept=accept,
-        kept_open=(lease.fd, lock),
+        kept_open=(lease.fd, lock, *([mps.fd] if mps else [])),
         terminal=terminal,
+        mps=mps.told if mps else None,
     )
     log = os.open(cell.files.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        os.write(log, f"--- {stamp} on {os.uname().nodename}, {device.label}\n".encode())
+        how = "" if cell.mps is None else ", under MPS" if mps else ", outside MPS after a fault"
+        os.write(log, f"--- {stamp} on {os.uname().nodename}, {device.label}{how}\n".encode())
         environment = cell_environment(os.environ, visible=device.entry, threads=cell.launch.threads)
+        if cell.mps is not None:
+            environment = without_mps(environment) | (mps.variables if mps else daemon.apart(device))
         warm = cell.launch.start == "auto" and not cell.task["argv"]
         return run_cell(job, environment, log, cell.task, warm, relay)
     finally:

@@ -20,6 +20,7 @@ from sweepack import orphans
 from sweepack.client import NoHost, run_warm
 from sweepack.files import write_atomic
 from sweepack.job import STOP_SIGNALS, Job, report
+from sweepack.mps.faults import excuse
 from sweepack.records import CellFiles, State, assess
 
 # Signals by which a program ends itself through a fault of its own; others come from outside.
@@ -39,7 +40,7 @@ def run_cell(job: Job, environment: Mapping[str, str], log: int, task: dict[str,
     status = _run_warm(job, environment, log, task, relay) if warm else None
     if status is None:
         status = _run_fresh(job, environment, log, relay)
-    return settle(CellFiles(Path(job.directory)), status, log, accept=job.accept, terminal=job.terminal)
+    return settle(CellFiles(Path(job.directory)), status, log, accept=job.accept, terminal=job.terminal, mps=job.mps)
 
 
 class Relay:
@@ -113,12 +114,14 @@ def _run_fresh(job: Job, environment: Mapping[str, str], log: int, relay: Relay)
     return status
 
 
-def settle(files: CellFiles, status: int, log: int, *, accept: bool, terminal: int) -> int:
+def settle(
+    files: CellFiles, status: int, log: int, *, accept: bool, terminal: int, mps: Mapping[str, Any] | None = None
+) -> int:
     """The exit status of a cell whose process ended with ``status`` (negative: a signal), with its record put right.
 
     A process that crashed, called ``os._exit`` or was killed has written nothing. The first two are failures of the
-    task; a kill comes from outside (the kernel's, when memory runs out) and leaves the cell interrupted. ``accept`` and
-    ``terminal`` are as in ``Job``.
+    task; a kill comes from outside (the kernel's, when memory runs out) and leaves the cell interrupted. ``accept``,
+    ``terminal`` and ``mps`` are as in ``Job``.
     """
     record = assess(files.directory, files.directory.name).record
     code = 128 - status if status < 0 else status
@@ -130,9 +133,9 @@ def settle(files: CellFiles, status: int, log: int, *, accept: bool, terminal: i
     message = f"the process of the cell {what}"
     os.write(log, f"{message}\n".encode())
     state = State.INTERRUPTED if killed else State.FAILED
-    record = replace(record, status=state, ended=time.time(), error=message)
+    record = excuse(replace(record, status=state, ended=time.time(), error=message), mps, pid=None)
     write_atomic(files.status, record.to_json())
-    accepted = accept and not killed
+    accepted = accept and record.status is State.FAILED
     if accepted:
         write_atomic(files.result, record.to_json())
     report(record, json.loads(files.meaning.read_bytes())["slug"], files, terminal)

@@ -23,6 +23,7 @@ from sweepack.supervise import CRASHES
 # What a rank may take to stop when it is told to, what a cause may come later than its effect, and how long
 # the last rank may take to end when the others have.
 STOP_SECONDS = 15.0
+_UNMET_SECONDS = 1.0
 _CAUSE_SECONDS = 1.0
 _LAST_SECONDS = 1800.0
 _EXIT_SECONDS = 40.0
@@ -250,7 +251,8 @@ class Follower:
             for each in self._started:
                 if each.status() is None:
                     each.process.send_signal(signum)
-        wait_for_end(self._started, STOP_SECONDS)
+        # Those that have not met have nothing to save.
+        wait_for_end(self._started, STOP_SECONDS if self._gone_ahead else _UNMET_SECONDS)
         self._meeting.close()
         for each in self._started:
             each.kill()

@@ -242,6 +242,13 @@ def check_machine(entries: Sequence[HasLayout], devices: int, kind: str) -> None
                 "one node, since this machine is one",
                 "run with `--profile profiles/slurm`, or leave these cells out (`sweep.exclude`)",
             )
+        if layout.strategy == "fsdp" and kind != "cuda":
+            raise UserError(
+                f"{key}.ddp.strategy",
+                "fsdp",
+                f"GPUs, which Lightning's FSDP needs; here is {kind}",
+                "use `strategy: ddp`",
+            )
         if kind != "cpu" and layout.gpus_per_node > devices:
             raise UserError(
                 f"{key}.gpus_per_node",

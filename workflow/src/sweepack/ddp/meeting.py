@@ -52,7 +52,10 @@ class Member:
         *lines, self._pending = (self._pending + part).split(b"\n")
         if len(self._pending) > _LONGEST_LINE:
             self.gone = True
-        return [json.loads(line) for line in lines]
+        messages = [json.loads(line) for line in lines]
+        if not all(isinstance(message, dict) for message in messages):
+            raise ValueError("a message is an object")
+        return messages
 
 
 class Meeting:
@@ -76,6 +79,7 @@ class Meeting:
             if key.data is None:
                 connection, _address = self._listener.accept()
                 connection.settimeout(_CONNECT_SECONDS)
+                _keep_alive(connection)
                 self._selector.register(connection, selectors.EVENT_READ, Member(connection))
                 continue
             member: Member = key.data
@@ -127,6 +131,7 @@ class Line:
                     troubles[address] = str(error)
                     continue
                 self._socket.settimeout(None)
+                _keep_alive(self._socket)
                 self._reader = self._socket.makefile("rb")
                 self.address = address
                 return
@@ -152,3 +157,10 @@ class Line:
         finally:
             self._socket.settimeout(None)
         return json.loads(line) if line.endswith(b"\n") else None
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Notice within half a minute when the other's machine has gone, which closes no connection."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
