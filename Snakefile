@@ -19,7 +19,8 @@ try:
     from sweepack.preheat import cell_host, check_task, preheat, results_host
     from sweepack.slurm.plan import check_requests
     from sweepack.slurm.start import clear_queue
-    from snakemake_executor_plugin_sweepack_slurm import site_request
+    from sweepack.validation.command import TARGET, arguments
+    from snakemake_executor_plugin_sweepack_slurm import site_options, site_request
 except ModuleNotFoundError as missing:
     sys.exit(
         f"sweepack: {missing.name} is not installed in {sys.prefix}: run `make venv`, then `. .venv/bin/activate`"
@@ -27,6 +28,7 @@ except ModuleNotFoundError as missing:
 
 ROOT = Path.cwd()
 POOL = []
+VALIDATION = []
 
 try:
     PLAN = make_plan(
@@ -37,7 +39,15 @@ try:
         site_request(),
     )
     dry = {"-n", "--dry-run", "--dryrun"} & set(sys.argv)
-    if PLAN.slurm and workflow.is_main_process:
+    if TARGET in sys.argv:
+        VALIDATION = arguments(
+            PLAN.config.slurm,
+            site_request(),
+            ROOT / PLAN.directory.parent,
+            Path(workflow.basedir) / "Snakefile",
+            site_options(),
+        )
+    elif PLAN.slurm and workflow.is_main_process:
         check_task(PLAN, ROOT, POOL, os.environ, running=False)
         check_requests(PLAN.slurm)
         print(describe(PLAN), file=sys.stderr)
@@ -54,6 +64,11 @@ except UserError as error:
     sys.exit(1)
 
 
+def runs_cells():
+    """Whether this is a run of the sweep: to try the cluster nothing of it is run or written."""
+    return set(workflow.dag_settings.targets) != {TARGET}
+
+
 # What is there by now stays: the garbage collector need not look through it while the jobs are made.
 gc.freeze()
 
@@ -62,6 +77,7 @@ include: "workflow/rules/common.smk"
 include: "workflow/rules/cells.smk"
 include: "workflow/rules/ddp.smk"
 include: "workflow/rules/results.smk"
+include: "workflow/rules/validate.smk"
 
 
 # On a cluster, what takes a moment stays where Snakemake runs.
@@ -72,6 +88,7 @@ localrules:
     outdate,
     table,
     report,
+    validate_cluster,
 
 
 onstart:
@@ -79,16 +96,18 @@ onstart:
         # The limit on job starts per second, which no local run needs, wakes the scheduler once a second for every job
         # that was ever started: among many ready cells that grows with their square, and it keeps Snakemake from ending.
         workflow.scheduler.job_rate_limiter = None
-    if PLAN.slurm:
-        clear_queue(PLAN.slurm)
-    else:
-        preheat(PLAN, ROOT, POOL, os.environ)
-    write_listing(PLAN, ROOT)
-    remove_old_markers()
+    if runs_cells():
+        if PLAN.slurm:
+            clear_queue(PLAN.slurm)
+        else:
+            preheat(PLAN, ROOT, POOL, os.environ)
+        write_listing(PLAN, ROOT)
+        remove_old_markers()
 
 
 onerror:
-    write_partial_results()
+    if runs_cells():
+        write_partial_results()
 
 
 rule all:

@@ -11,7 +11,7 @@ import re
 import shlex
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Optional
 
@@ -73,6 +73,12 @@ def site_request() -> Request | None:
         return None
     given = {name: getattr(_chosen, name) for name in Request.model_fields if getattr(_chosen, name, None)}
     return validate_model(Request, given, "sweepack-slurm-")
+
+
+def site_options() -> list[str]:
+    """The settings of this call of Snakemake as options for another one."""
+    given = {field.name: getattr(_chosen, field.name) for field in fields(_chosen)} if _chosen else {}
+    return [f"--sweepack-slurm-{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None]
 
 
 common_settings = CommonSettings(
