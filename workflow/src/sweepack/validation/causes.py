@@ -17,8 +17,8 @@ _ADVICE = (
     ),
     (
         r"sees \d+ devices",
-        "`slurm.extra` and `slurm.setup`: no --gpus-per-task, no --gpu-bind, no SLURM_GPU_BIND or SLURM_GPUS_PER_TASK; "
-        "or ask by `slurm.gpu_flag: gres`",
+        "`slurm.extra` and `slurm.setup`: no --gpus-per-task, no --gpu-bind, no SLURM_GPU_BIND, SLURM_GPUS_PER_TASK or "
+        "SWEEPACK_DEVICES; or ask by `slurm.gpu_flag: gres`",
     ),
     (r"left over from another launcher", "unset that variable in `slurm.setup`"),
     (

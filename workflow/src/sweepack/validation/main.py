@@ -92,5 +92,6 @@ def _patience() -> float:
 
 
 def _stop(signum: int, _: FrameType | None) -> NoReturn:
-    say(f"validate_cluster: stopped by {signal.Signals(signum).name}; its jobs are cancelled")
+    # Not by print, which may be just at work.
+    os.write(1, f"validate_cluster: stopped by {signal.Signals(signum).name}; its jobs are cancelled\n".encode())
     sys.exit(128 + signum)
