@@ -92,9 +92,11 @@ localrules:
 
 
 onstart:
-    if workflow.local_exec:
-        # The limit on job starts per second, which no local run needs, wakes the scheduler once a second for every job
-        # that was ever started: among many ready cells that grows with their square, and it keeps Snakemake from ending.
+    # A limit on job starts wakes the scheduler once in its timespan for every job that was ever started: among many
+    # ready cells that grows with their square, and it keeps Snakemake from ending. No local run needs it, and none on
+    # a cluster, where jobs are submitted one by one, reaches Snakemake's own 100 a second; a lower one is kept.
+    limit = workflow.scheduler.job_rate_limiter
+    if limit and (workflow.local_exec or limit.max_jobs >= 100 * limit.timespan):
         workflow.scheduler.job_rate_limiter = None
     if runs_cells():
         if PLAN.slurm:

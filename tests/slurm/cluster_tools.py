@@ -151,6 +151,14 @@ class Cluster:
         """Bring a node back; it is ready for jobs."""
         run_cluster("start-node", name)
 
+    def stop_controller(self) -> None:
+        """Stop slurmctld: nothing that is asked of Slurm is answered; jobs live on."""
+        Services(State.from_environment()).slurmctld.stop(15)
+
+    def start_controller(self) -> None:
+        """Start it again; it answers."""
+        run_cluster("up")
+
     def restart_controller(self) -> None:
         """Stop and start slurmctld; it answers again."""
         run_cluster("restart-controller")

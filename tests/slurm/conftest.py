@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
@@ -43,11 +44,12 @@ def cluster() -> Iterator[Cluster]:
         pytest.skip(str(error))
     with USERS.open("a") as users:
         fcntl.flock(users, fcntl.LOCK_SH)
-        if run_cluster("status", check=False).returncode:
-            # Text in the file: tests brought it up, so tests take it down.
-            users.write("up by tests")
-            users.flush()
-            run_cluster("up")
+        with _taken_turn():  # another worker's test may have taken down a part of it
+            if run_cluster("status", check=False).returncode:
+                # Text in the file: tests brought it up, so tests take it down.
+                users.write("up by tests")
+                users.flush()
+                run_cluster("up")
         yield Cluster()
         _down_if_last(users.fileno())
 
@@ -66,11 +68,17 @@ def _is_taken(fd: int) -> bool:
     return True
 
 
+@contextlib.contextmanager
+def _taken_turn() -> Iterator[None]:
+    with TURN.open("w") as lock:
+        wait_until(lambda: _is_taken(lock.fileno()), "the Slurm test of another worker", TURN_SECONDS)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def turn(cluster: Cluster) -> Iterator[None]:
     """A test at a time: they cancel all jobs and kill nodes."""
-    with TURN.open("w") as lock:
-        wait_until(lambda: _is_taken(lock.fileno()), "the Slurm test of another worker", TURN_SECONDS)
+    with _taken_turn():
         yield
     # Another worker's turn, if one waits: it looks every 50 ms.
     if "PYTEST_XDIST_WORKER" in os.environ:

@@ -47,16 +47,32 @@ def test_without_slurm_the_error_says_so(project: Sandbox, tmp_path: Path) -> No
     assert "sbatch is not on the path" in output and "profiles/local" in output
 
 
-def test_a_refusal_at_submission_is_told_and_ends_the_run(project: Sandbox, cluster: Cluster) -> None:
-    make_project(project, 4, slurm={})
-    # Taken when the plan is made, refused when the job is submitted: as when a limit is reached in between.
+def sbatch_says(project: Sandbox, words: str) -> str:
+    """The path with an sbatch first that takes the plan and then refuses each job, as when things change in between."""
     shim = project.write(
         "bin/sbatch",
         '#!/bin/sh\ncase "$*" in *--test-only*) exec /usr/bin/sbatch "$@";; esac\n'
-        "echo 'sbatch: error: AssocMaxSubmitJobLimit' >&2; exit 1\n",
+        f"echo offered >> {project.root}/offers; echo 'sbatch: error: {words}' >&2; exit 1\n",
     )
     shim.chmod(0o755)
-    path = f"{shim.parent}:{project.environment['PATH']}"
+    return f"{shim.parent}:{project.environment['PATH']}"
+
+
+def test_a_refusal_at_submission_is_told_and_ends_the_run(project: Sandbox, cluster: Cluster) -> None:
+    make_project(project, 4, slurm={})
+    path = sbatch_says(project, "Batch job submission failed: Invalid qos specification")
     output = project.snakemake(*FAST, "--retries", "1", profile="slurm", status=1, PATH=path)
-    assert "Slurm refused the job: sbatch: error: AssocMaxSubmitJobLimit" in output
+    assert "Slurm refused the job: Batch job submission failed: Invalid qos specification" in output
+    assert "Change `slurm.qos`" in output
     assert "Traceback" not in output
+
+
+def test_a_controller_that_takes_no_job_for_too_long_ends_the_run(project: Sandbox, cluster: Cluster) -> None:
+    make_project(project, 3, slurm={"mode": "exclusive"})
+    path = sbatch_says(project, "Batch job submission failed: Unable to contact slurm controller (connect failure)")
+    silence = ("--sweepack-slurm-silence-minutes", "0.02")
+    output = project.snakemake(*FAST, *silence, profile="slurm", status=1, PATH=path)
+    assert "Unable to contact slurm controller" in output and "run the same command later" in output
+    assert "Traceback" not in output
+    # Patience is the run's, not each job's: the other two jobs and the retries are not offered as well.
+    assert (project.root / "offers").read_text().count("offered") <= 3

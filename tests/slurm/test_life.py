@@ -149,6 +149,76 @@ def test_jobs_that_a_killed_snakemake_left(project: Sandbox, empty_cluster: Clus
         assert len((record["dir"] / "history.jsonl").read_text().splitlines()) == 12
 
 
+def wait_until_adopted(cluster: Cluster, sandbox: Sandbox, jobs: list[str]) -> None:
+    logs = sandbox.root / ".snakemake" / "log"
+    cluster.wait_for(
+        lambda: all(any(f"adopted Slurm job {job}" in log.read_text() for log in logs.glob("*.log")) for job in jobs),
+        "the jobs to be adopted",
+    )
+
+
+def test_an_adopted_job_that_fails_is_submitted_again_as_the_configuration_asks(
+    project: Sandbox, empty_cluster: Cluster
+) -> None:
+    asked = {"partition": "short", "account": "ml", "cpus": 3, "pack": {"count": 2}}
+    make_project(project, 4, runtime=None, slurm=asked, params={"seconds": 8.0, "epochs": 16})
+    run = run_of(project)
+    jobs = wait_for_start(empty_cluster, project, 2, 4)
+    os.killpg(run.pid, signal.SIGKILL)
+    run.wait()
+    project.snakemake("--unlock", profile="slurm")
+
+    run = run_of(project, *FAST, "--retries", "1")
+    wait_until_adopted(empty_cluster, project, jobs)
+    ended, kept = jobs
+    empty_cluster.cancel(ended, signal="KILL")
+    output = end_of(run, 0)
+    assert f"Slurm job {ended}: " in output
+    (new,) = set(jobs_of(empty_cluster, project)) - set(jobs)
+    rows = {row["id"]: row for row in empty_cluster.jobs()}
+    for column in ("name", "partition", "account", "gres", "cpus", "memory", "limit", "comment"):
+        assert rows[new][column] == rows[ended][column], column
+    assert (rows[new]["partition"], rows[new]["account"], rows[new]["cpus"]) == ("short", "ml", "3")
+    assert len(table(project)) == 4
+    assert sorted(attempts(project).values()) == [1, 1, 2, 2]
+    assert {n for n, count in attempts(project).items() if count == 1} == cells_of(
+        project, pack_of(empty_cluster, kept)
+    )
+
+
+def test_when_slurm_is_silent_for_too_long_the_run_ends_and_its_jobs_go_on(
+    project: Sandbox, empty_cluster: Cluster
+) -> None:
+    make_project(project, 4, slurm={"pack": {"count": 2}})
+    project.write(
+        "task.py",
+        "import os, time\n"
+        "def train(cell, *, n: int):\n"
+        "    end = time.monotonic() + 100\n"
+        "    while not os.path.exists('go') and time.monotonic() < end:\n"
+        "        time.sleep(0.1)\n"
+        "    return {'total': n}\n",
+    )
+    run = run_of(project, *ONCE, "--sweepack-slurm-silence-minutes", "0.05")
+    jobs = wait_for_start(empty_cluster, project, 2, 4)
+    empty_cluster.stop_controller()
+    try:
+        output = end_of(run, 1)
+    finally:
+        empty_cluster.start_controller()
+    assert "Slurm does not answer" in output and "waiting for it, up to 0.05 min" in output
+    assert "Slurm has not answered for" in output and "they are adopted" in output
+    assert "Traceback" not in output
+    assert [empty_cluster.state(job) for job in jobs] == ["RUNNING", "RUNNING"]
+
+    run = run_of(project)
+    wait_until_adopted(empty_cluster, project, jobs)
+    project.write("go", "")
+    end_of(run, 0)
+    assert jobs_of(empty_cluster, project) == jobs
+    assert set(attempts(project).values()) == {1} and len(table(project)) == 4
+
+
 def test_preempted_by_cancelling_is_an_end(project: Sandbox, empty_cluster: Cluster) -> None:
     make_project(
         project, 4, slurm={"partition": "cancl", "pack": {"count": 1}}, params={"seconds": 90.0, "epochs": 180}

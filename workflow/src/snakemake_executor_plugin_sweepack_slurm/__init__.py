@@ -6,10 +6,7 @@ are adopted. What a job asks for stands in its resources `sbatch` and `setup`; w
 `sweepack.slurm.watch`.
 """
 
-import contextlib
-import re
 import shlex
-import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -21,17 +18,11 @@ from snakemake_interface_executor_plugins.executors.remote import RemoteExecutor
 from snakemake_interface_executor_plugins.jobs import JobExecutorInterface
 from snakemake_interface_executor_plugins.settings import CommonSettings, ExecutorSettingsBase
 from sweepack.config import validate_model
-from sweepack.slurm.cluster import SlurmError, SlurmJob, cancel, run
+from sweepack.slurm.cluster import SlurmError, SlurmJob, cancel
 from sweepack.slurm.config import Request
 from sweepack.slurm.plan import live_jobs, mark
+from sweepack.slurm.submit import Counter, OutOfPatienceError
 from sweepack.slurm.watch import Verdict, Watch
-
-_UNREACHABLE = re.compile(
-    "unable to contact|connection re|timed out|not answered|temporarily|zero bytes|transport endpoint|"
-    "unexpected message",
-    re.IGNORECASE,
-)
-_AGAIN_SECONDS = 10.0
 
 _chosen: "ExecutorSettings | None" = None
 
@@ -46,8 +37,8 @@ class ExecutorSettings(ExecutorSettingsBase):
     """How the queue is watched, and what holds for a site: it stands in a profile, the configuration wins over it."""
 
     poll_seconds: int = _setting(10, "Seconds between two looks at the queue (one squeue call for all jobs).")
-    silence_minutes: int = _setting(
-        60, "How long Slurm may not answer until the run gives up. Its jobs go on; the next run adopts them."
+    silence_minutes: float = _setting(
+        60.0, "How long Slurm may not answer until the run gives up. Its jobs go on; the next run adopts them."
     )
     partition: Optional[str] = _setting(None, "Partition, where the configuration names none.")
     account: Optional[str] = _setting(None, "Account, where the configuration names none.")
@@ -60,11 +51,10 @@ class ExecutorSettings(ExecutorSettingsBase):
     def __post_init__(self) -> None:
         global _chosen
         _chosen = self
-        for name in ("poll_seconds", "silence_minutes"):
-            if getattr(self, name) < 1:
-                raise WorkflowError(
-                    f"--sweepack-slurm-{name.replace('_', '-')} {getattr(self, name)}: expected 1 or more"
-                )
+        if self.poll_seconds < 1:
+            raise WorkflowError(f"--sweepack-slurm-poll-seconds {self.poll_seconds}: expected 1 or more")
+        if not 0 < self.silence_minutes < float("inf"):
+            raise WorkflowError(f"--sweepack-slurm-silence-minutes {self.silence_minutes}: expected more than 0")
 
 
 def site_request() -> Request | None:
@@ -93,10 +83,6 @@ common_settings = CommonSettings(
 )
 
 
-class _Silence(Exception):
-    """Slurm has not answered for as long as the run is patient."""
-
-
 class Executor(RemoteExecutor):
     """Submits the jobs of a sweep, and follows them until Slurm says how each ended."""
 
@@ -104,24 +90,29 @@ class Executor(RemoteExecutor):
         settings = self.workflow.executor_settings
         self.next_seconds_between_status_checks = settings.poll_seconds
         self._patience = settings.silence_minutes * 60.0
-        self._watch = Watch(self._patience)
+        self._watch = Watch(settings.silence_minutes * 60.0)
+        self._counter = Counter(settings.silence_minutes * 60.0, self._in_queue, self.logger.warning)
         self._left: dict[Path, SlurmJob] | None = None
         # By themselves: while the queue is looked at, the jobs are in no list of Snakemake's.
         self._mine: set[str] = set()
+        self._given_up = False
 
     def run_job(self, job: JobExecutorInterface) -> None:
         """Submit ``job``, or adopt the one in the queue that makes the same output."""
+        if self._given_up:  # Snakemake hands over the rest of what it has chosen before it looks
+            return
         output = Path(str(job.output[0])).absolute()
         try:
-            known = self._left_behind(output) if job.attempt == 1 else _live(output)
+            known = self._counter.patiently(lambda: self._left_behind(output) if job.attempt == 1 else _live(output))
             if known:
                 identity = known.id
                 self.logger.info(f"{_name(output)}: adopted Slurm job {identity} ({known.state.lower()})")
             else:
                 identity = self._submit(job, output)
                 self.logger.info(f"{_name(output)}: submitted as Slurm job {identity}")
-        except _Silence as error:
+        except OutOfPatienceError as error:
             # Not this job alone: the run ends, without cancelling what is in the queue.
+            self._given_up = True
             self.workflow.scheduler.executor_error_callback(WorkflowError(str(error)))
             return
         except (SlurmError, WorkflowError, OSError) as error:
@@ -130,6 +121,9 @@ class Executor(RemoteExecutor):
         self._mine.add(identity)
         self.report_job_submission(SubmittedJobInfo(job, external_jobid=identity))
 
+    def _in_queue(self) -> int:
+        return 0 if self._given_up else len(self._mine)
+
     def _left_behind(self, output: Path) -> SlurmJob | None:
         """The job of an earlier run that makes ``output``, told once: should it fail, another is to be submitted."""
         if self._left is None:
@@ -137,29 +131,11 @@ class Executor(RemoteExecutor):
         return self._left.pop(output, None)
 
     def _submit(self, job: JobExecutorInterface, output: Path) -> str:
-        """The id of the Slurm job; where the controller does not answer, it is asked again until patience ends."""
+        """The id of the Slurm job. Raises SlurmError with Slurm's own words, and OutOfPatienceError."""
         # Snakemake removes old outputs of local jobs only, and an old one must not be taken for this job's. Not at each
-        # attempt: one that seemed to fail may have been taken.
+        # offer: a job that seemed to be refused may have been taken.
         for path in job.output:
             Path(str(path)).unlink(missing_ok=True)
-        end = time.monotonic() + self._patience
-        while True:
-            try:
-                return self._sbatch(job, output)
-            except SlurmError as error:
-                if not _UNREACHABLE.search(str(error)):
-                    raise
-                if time.monotonic() > end:
-                    raise _Silence(f"{error}\nSlurm's jobs go on: run the same command when it answers") from None
-                self.logger.warning(f"{error}\n  asking again for up to {(end - time.monotonic()) / 60:.0f} min")
-            time.sleep(_AGAIN_SECONDS)
-            # It may have taken the job before it fell silent.
-            with contextlib.suppress(SlurmError):
-                if taken := _live(output):
-                    return taken.id
-
-    def _sbatch(self, job: JobExecutorInterface, output: Path) -> str:
-        """The id of the Slurm job. Raises SlurmError with Slurm's own words."""
         name = "-".join(job.wildcards) if job.wildcards else job.name
         log = output.parent / f"slurm-{name}-%j.log"
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -182,14 +158,12 @@ class Executor(RemoteExecutor):
         started = f"exec {command}" if job.resources.get("steps") else f"{step} {command}"
         lines = [f"{line} || exit" for line in (setup or "").splitlines() if line.strip()]
         script = "\n".join([shell, *lines, started, ""])
-        try:
-            answer = run([*sbatch, "/dev/stdin"], stdin=script)
-        except SlurmError as error:
-            raise SlurmError(f"Slurm refused the job: {error}\n  {shlex.join(sbatch)}") from None
-        identity = answer.strip().split(";")[0]
-        if not identity.isdigit():
-            raise SlurmError(f"sbatch answered {answer!r}, which is no job id")
-        return identity
+
+        def taken() -> str | None:
+            found = _live(output)
+            return found.id if found else None
+
+        return self._counter.submit(sbatch, script, taken)
 
     async def check_active_jobs(self, active_jobs: list[SubmittedJobInfo]) -> AsyncGenerator[SubmittedJobInfo, None]:
         """Yield the jobs that go on; report the others."""
@@ -197,6 +171,7 @@ class Executor(RemoteExecutor):
             try:
                 verdicts = self._watch.look([str(info.external_jobid) for info in active_jobs])
             except SlurmError as error:
+                self._given_up = True
                 raise WorkflowError(str(error)) from None
         for info in active_jobs:
             verdict, words = verdicts[str(info.external_jobid)]

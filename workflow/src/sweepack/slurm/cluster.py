@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sweepack.errors import UserError, Verbatim
+from sweepack.slurm.refusal import plain
 
 COMMAND_SECONDS = 60.0
 # More ids than these in one call would make a long line; the controller answers thousands at once.
@@ -68,8 +69,10 @@ def run(command: Sequence[str], *, stdin: str | None = None, seconds: float = CO
         raise SlurmError(f"{command[0]} is not on the path") from None
     except OSError as error:
         raise SlurmError(f"{command[0]} cannot be started: {error.strerror}, temporarily perhaps") from None
-    except subprocess.TimeoutExpired:
-        raise SlurmError(f"{command[0]} has not answered for {seconds:.0f} s") from None
+    except subprocess.TimeoutExpired as late:
+        # Some of Slurm's commands sleep and try again by themselves, and say why.
+        said = (late.stderr or b"").decode(errors="replace").strip()
+        raise SlurmError(f"{command[0]} has not answered for {seconds:.0f} s{said and f': {said}'}") from None
     if done.returncode != 0:
         raise SlurmError(done.stderr.strip() or done.stdout.strip() or f"{command[0]} failed ({done.returncode})")
     return done.stdout
@@ -218,6 +221,5 @@ def refusal(flags: Sequence[str]) -> str | None:
     try:
         run(["sbatch", "--test-only", *flags, "/dev/stdin"], stdin="#!/bin/sh\ntrue\n")
     except SlurmError as error:
-        lines = (re.sub(r"^((sbatch|error|allocation failure): *)+", "", line) for line in str(error).splitlines())
-        return " ".join(line for line in lines if line)
+        return plain(str(error))
     return None

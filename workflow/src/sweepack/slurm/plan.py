@@ -15,6 +15,7 @@ from sweepack.records import Assessment
 from sweepack.slurm.cluster import Partition, SlurmError, SlurmJob, my_jobs, read_partitions, refusal, require_slurm
 from sweepack.slurm.config import Request, Slurm
 from sweepack.slurm.gather import Estimate, Lane, estimate, margin
+from sweepack.slurm.refusal import Refusal, key_of, refusal_of
 from sweepack.slurm.request import Allocation
 from sweepack.sweep import Cell, layouts
 
@@ -22,19 +23,6 @@ from sweepack.sweep import Cell, layouts
 MARK = "sweepack "
 # Of so many different requests Slurm is asked whether it would take them.
 _TRIED = 20
-
-# What Slurm says, and the key that is to be changed.
-_KEYS = {
-    "account": "slurm.account",
-    "partition": "slurm.partition",
-    "qos": "slurm.qos",
-    "reservation": "slurm.reservation",
-    "feature": "slurm.constraint",
-    "constraint": "slurm.constraint",
-    "time limit": "slurm.time",
-    "memory": "slurm.mem",
-    "gres": "slurm.gpu_model",
-}
 
 
 @dataclass(frozen=True)
@@ -168,7 +156,14 @@ def check_requests(plan: SlurmPlan) -> None:
     for flags in list(asked)[:_TRIED]:
         words = refusal(flags)
         if words is not None:
-            key = next((key for word, key in _KEYS.items() if word in words.lower()), "slurm")
+            kind = refusal_of(words)
+            if kind is Refusal.FULL:
+                return  # of what is in the queue already, which says nothing about the request
+            if kind is Refusal.BUSY:
+                raise UserError(
+                    "--profile profiles/slurm", Verbatim(words), "a cluster that answers `sbatch`", "try again"
+                )
+            key = key_of(words)
             raise UserError(
                 key,
                 Verbatim(f"sbatch {' '.join(flags)}"),

@@ -85,11 +85,11 @@ class Watch:
         for_seconds = now - self._silent_since
         if for_seconds > self._silence:
             raise SlurmError(
-                f"Slurm has not answered for {for_seconds / 60:.0f} min ({words}). Its jobs go on: run the same "
+                f"Slurm has not answered for {for_seconds / 60:.3g} min ({words}). Its jobs go on: run the same "
                 "command when it does, and they are adopted"
             )
         self._tell(
-            "silence", f"Slurm does not answer ({words}); waiting for it, up to {self._silence / 60:.0f} min", now
+            "silence", f"Slurm does not answer ({words}); waiting for it, up to {self._silence / 60:.3g} min", now
         )
         return dict.fromkeys(ids, (Verdict.RUNNING, words))
 
