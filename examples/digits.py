@@ -34,7 +34,7 @@ def train(
     trainer = cell.trainer(max_epochs=epochs)
     trainer.fit(
         Classifier(model, width, lr),
-        DataLoader(training, batch_size=batch, shuffle=True),
+        DataLoader(training, batch_size=cell.per_rank(batch), shuffle=True),
         DataLoader(validation, batch_size=512),
     )
     return {name: trainer.callback_metrics[name] for name in ("val_accuracy", "val_loss", "train_loss")}

@@ -165,6 +165,58 @@ def test_another_number_of_ranks_goes_on_with_the_same_global_batch_only(sandbox
     assert "2 ranks with a global batch of 32" in output and "4 ranks have 64" in output
 
 
+TESTED = """
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+class Net(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(8, 1)
+
+    def loss(self, name, batch):
+        loss = (self.net(batch[0]) - batch[0].sum(1, keepdim=True)).pow(2).mean()
+        self.log(name, loss, on_step=False, on_epoch=True)
+        return loss
+
+    def training_step(self, batch, _):
+        return self.loss("loss", batch)
+
+    def validation_step(self, batch, _):
+        self.loss("val_loss", batch)
+
+    def test_step(self, batch, _):
+        self.loss("test_loss", batch)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+def train(cell, *, n: int):
+    inputs = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
+    loader = DataLoader(TensorDataset(inputs), batch_size=cell.per_rank(16))
+    trainer, net = cell.trainer(max_epochs=2), Net()
+    trainer.fit(net, loader, loader)
+    fitted = dict(trainer.callback_metrics)
+    return {**fitted, **trainer.test(net, loader, verbose=False)[0]}
+"""
+
+
+def test_what_is_fitted_validated_and_tested_on_two_ranks_is_in_the_table_as_from_one_device(sandbox):
+    sandbox.write("task.py", TESTED)
+    sandbox.config(
+        sweep={"name": "test", "task": "task.py:train", "axes": {"n": [1, 2]}},
+        resources=[{"match": {"n": 2}, "gpus_per_node": 2}, {"gpu": 1}],
+    )
+    sandbox.snakemake()
+    alone, wide = pd.read_csv(sandbox.root / "results/test/table.csv").to_dict("records")
+    names = ["metrics.loss", "metrics.val_loss", "metrics.test_loss"]
+    assert [wide[name] for name in names] == pytest.approx([alone[name] for name in names], rel=1e-5)
+    history = pd.read_csv(sandbox.root / "results/test/history.csv")
+    rows = [part.drop(columns="cell").to_numpy() for _, part in history.groupby("cell")]
+    assert rows[0].shape == rows[1].shape == (2, 4) and rows[0] == pytest.approx(rows[1], rel=1e-5)
+
+
 LOOP = """
 import json
 import os
