@@ -28,6 +28,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.slurm)
+        if item.get_closest_marker("thorough") and os.environ.get("SWEEPACK_THOROUGH") != "1":
+            item.add_marker(pytest.mark.skip(reason="takes long; set SWEEPACK_THOROUGH=1"))
 
 
 @pytest.fixture(scope="session")

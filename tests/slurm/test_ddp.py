@@ -104,8 +104,16 @@ AS_RANK = (
             AS_RANK.format("(( SLURM_PROCID == 3 )) && export SLURM_PROCID=1 SLURM_LOCALID=1"),
             ["rank 1", "started twice"],
         ),
-        (AS_RANK.format("export CUDA_VISIBLE_DEVICES=0"), ["sees 1 devices", "`gpus_per_node` is 2"]),
-        (AS_RANK.format("export WORLD_SIZE=16"), ["WORLD_SIZE=16 is left over", "srun says 4"]),
+        pytest.param(
+            AS_RANK.format("export CUDA_VISIBLE_DEVICES=0"),
+            ["sees 1 devices", "`gpus_per_node` is 2"],
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            AS_RANK.format("export WORLD_SIZE=16"),
+            ["WORLD_SIZE=16 is left over", "srun says 4"],
+            marks=pytest.mark.thorough,
+        ),
     ],
     ids=["tasks", "missing", "twice", "devices", "stale"],
 )

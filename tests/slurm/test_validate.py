@@ -60,6 +60,7 @@ def test_an_srun_that_starts_a_task_too_few(project: Sandbox, empty_cluster: Clu
     assert "change: what decides how many tasks srun starts" in told and "/log.txt" in told
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "slurm, title, words",
     [
@@ -83,6 +84,7 @@ def test_a_bad_setting_is_named(
     assert "Traceback" not in output
 
 
+@pytest.mark.thorough
 def test_a_full_cluster_is_waited_for_not_without_end(project: Sandbox, empty_cluster: Cluster) -> None:
     make_project(project, 2, slurm={})
     full = empty_cluster.submit("--nodes=2", "--ntasks-per-node=1", "--exclusive", "--mem=0", "--time=5")
