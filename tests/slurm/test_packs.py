@@ -17,7 +17,7 @@ def test_72_uneven_cells_fill_the_gpus_of_6_packs(project: Sandbox, empty_cluste
     make_project(project, 72, axes={"n": list(range(9)), "seconds": lengths}, slurm={"pack": {"count": 6}})
     plan = project.snakemake("-n", *FAST, profile="slurm")
     assert "6 packs of 12 cells, each on a GPU" in plan
-    assert "6 × sbatch --nodes=1 --gpus=1 --cpus-per-task=4" in plan
+    assert "6 × sbatch --ntasks=1 --nodes=1 --gpus=1 --cpus-per-task=4" in plan
     project.snakemake(*FAST, profile="slurm")
 
     rows = {row["id"]: row for row in seen(project)}
@@ -76,7 +76,7 @@ def test_other_modes_give_the_same_table(
     make_project(project, 6, slurm={"mode": mode})
     plan = project.snakemake("-n", *FAST, profile="slurm")
     wanted = "--gres=shard:3" if mode == "shard" else "--gpus=1"
-    assert f"6 × sbatch --nodes=1 {wanted}" in plan
+    assert f"6 × sbatch --ntasks=1 --nodes=1 {wanted}" in plan
     project.snakemake(*FAST, profile="slurm")
     assert all(len(row["visible"].split(",")) == 1 and row["host"] in ("n1", "n2") for row in seen(project))
     local = make_sandbox(tmp_path_factory.mktemp("local"))
