@@ -8,7 +8,7 @@ import shutil
 import pandas as pd
 import pytest
 from conftest import REPOSITORY
-from ddp_tasks import NET
+from ddp_tasks import NET, history, samples
 
 from .sweeps import FAST
 
@@ -30,12 +30,7 @@ def cells_by_n(project):
 
 
 def epochs(cell):
-    return [json.loads(line)["epoch"] for line in (cell["dir"] / "history.jsonl").read_text().splitlines()]
-
-
-def seen(cell, world_size):
-    found = [(cell["dir"] / f"seen-{rank}.jsonl").read_text().splitlines() for rank in range(world_size)]
-    return [sorted(sum((json.loads(part) for part in epoch), [])) for epoch in zip(*found, strict=True)]  # noqa: RUF017
+    return [epoch for epoch, _ in history(cell)]
 
 
 def test_cells_on_nodes_and_packed_ones_make_one_table(project, empty_cluster):
@@ -55,7 +50,7 @@ def test_cells_on_nodes_and_packed_ones_make_one_table(project, empty_cluster):
     cells = cells_by_n(project)
     sizes = {0: 4, 1: 2, 2: 4, 3: 2, 4: 2, 5: 1, 6: 1, 7: 1}
     for n, size in sizes.items():
-        assert seen(cells[n], size) == [list(range(64))] * 4, "each sample once an epoch"
+        assert samples(cells[n], size) == [list(range(64))] * 4, "each sample once an epoch"
         assert epochs(cells[n]) == [0, 1, 2, 3]
         assert len(list(cells[n]["dir"].glob("result.json*"))) == 1
         assert cells[n]["metrics"]["world"] == size
@@ -159,9 +154,9 @@ def test_requeued_and_told_to_stop_in_mid_training_it_ends_as_if_nothing_had_hap
     project.snakemake(*ONE_TRY, profile="slurm")
     (cell,) = project.cells().values()
     assert (cell["status"], cell["attempt"], epochs(cell)) == ("finished", 3, [0, 1, 2, 3])
-    weights, history = torch.load(cell["dir"] / "weights.pt"), (cell["dir"] / "history.jsonl").read_text()
+    weights, rows = torch.load(cell["dir"] / "weights.pt"), (cell["dir"] / "history.jsonl").read_text()
     project.sweepack("rerun", cell["cell"], "--", "--profile", str(REPOSITORY / "profiles/slurm"), *ONE_TRY)
-    assert history == (cell["dir"] / "history.jsonl").read_text()
+    assert rows == (cell["dir"] / "history.jsonl").read_text()
     assert all(torch.equal(weights[name], other) for name, other in torch.load(cell["dir"] / "weights.pt").items())
 
 

@@ -89,9 +89,9 @@ class Executor(RemoteExecutor):
     def __post_init__(self) -> None:
         settings = self.workflow.executor_settings
         self.next_seconds_between_status_checks = settings.poll_seconds
-        self._patience = settings.silence_minutes * 60.0
-        self._watch = Watch(settings.silence_minutes * 60.0)
-        self._counter = Counter(settings.silence_minutes * 60.0, self._in_queue, self.logger.warning)
+        patience = settings.silence_minutes * 60.0
+        self._watch = Watch(patience)
+        self._counter = Counter(patience, self._in_queue, self.logger.warning)
         self._left: dict[Path, SlurmJob] | None = None
         # By themselves: while the queue is looked at, the jobs are in no list of Snakemake's.
         self._mine: set[str] = set()

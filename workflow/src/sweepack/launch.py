@@ -11,13 +11,21 @@ import random
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from sweepack.devices import load_nvml, visible_pool
 from sweepack.errors import tells_user_errors
 from sweepack.leases import LeaseAbandoned, LeasePool, LeaseTimeout, lease_directory
 from sweepack.mps.daemon import require_usable
-from sweepack.start import Startable, lock_holder, must_run, read_cell, run_leased, take_lock, write_down_kill
+from sweepack.start import (
+    Startable,
+    launcher_options,
+    lock_holder,
+    must_run,
+    read_cell,
+    run_leased,
+    take_lock,
+    write_down_kill,
+)
 from sweepack.supervise import Relay
 
 TEMPORARY_FAILURE = 75
@@ -25,13 +33,11 @@ _REMIND_SECONDS = 60.0
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description="Run one cell of a sweep as its cell.json says: lease its share of a device and run its task, or "
-        "hand its result over if it is finished. `snakemake` does this for every pending cell."
+    parser = launcher_options(
+        "Run one cell of a sweep as its cell.json says: lease its share of a device and run its task, or "
+        "hand its result over if it is finished. `snakemake` does this for every pending cell.",
+        "cell",
     )
-    parser.add_argument("--sweep-dir", type=Path, required=True, help="the sweep's directory, results/<sweep>")
-    parser.add_argument("--cell", required=True, help="the cell's id, as in cells.tsv")
-    parser.add_argument("--accept-failure", type=int, default=0, help="1: a failure of the task is a result too")
     parser.add_argument("--killed", type=int, default=0, help="1: only write down that what ran the cell was killed")
     return parser
 

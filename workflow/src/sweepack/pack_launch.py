@@ -27,7 +27,7 @@ from sweepack.leases import Lease, LeaseAbandoned, LeasePool, LeaseTimeout, leas
 from sweepack.mps.daemon import require_usable
 from sweepack.packs import Pack, pack_file
 from sweepack.records import State, assess
-from sweepack.start import Startable, lock_holder, must_run, read_cell, run_leased, take_lock
+from sweepack.start import Startable, launcher_options, lock_holder, must_run, read_cell, run_leased, take_lock
 from sweepack.supervise import Relay
 
 _TELL_SECONDS = 10.0
@@ -35,14 +35,12 @@ _RETRY_SECONDS = 0.5
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description="Run the cells of a pack side by side, each on its share of a device. `snakemake` does this where "
-        "cells are packed (`cells_per_job`)."
+    parser = launcher_options(
+        "Run the cells of a pack side by side, each on its share of a device. `snakemake` does this where "
+        "cells are packed (`cells_per_job`).",
+        "pack",
     )
-    parser.add_argument("--sweep-dir", type=Path, required=True, help="the sweep's directory, results/<sweep>")
-    parser.add_argument("--pack", required=True, help="the pack's name, as in packs/<name>.json")
     parser.add_argument("--cores", type=int, default=os.cpu_count() or 1, help="CPU threads for all cells together")
-    parser.add_argument("--accept-failure", type=int, default=0, help="1: a failure of the task is a result too")
     return parser
 
 

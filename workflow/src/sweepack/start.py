@@ -5,6 +5,7 @@ Standard library only: a finished cell is handed over in milliseconds.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -14,7 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sweepack.devices import Device
 from sweepack.environment import cell_environment
@@ -55,6 +56,16 @@ class Startable:
         pool = pool[: self.launch.devices or None]
         alone = self.launch.round_robin and not self.launch.layout
         return [pool[self.launch.index % len(pool)]] if alone else list(pool)
+
+
+def launcher_options(description: str, what: Literal["cell", "pack"]) -> argparse.ArgumentParser:
+    """The options that all launchers have; ``what`` is what this one runs."""
+    named = {"cell": "the cell's id, as in cells.tsv", "pack": "the pack's name, as in packs/<name>.json"}
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--sweep-dir", type=Path, required=True, help="the sweep's directory, results/<sweep>")
+    parser.add_argument(f"--{what}", required=True, help=named[what])
+    parser.add_argument("--accept-failure", type=int, default=0, help="1: a failure of the task is a result too")
+    return parser
 
 
 def read_cell(sweep: Path, cell: str) -> Startable:

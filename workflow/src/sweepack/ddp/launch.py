@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from sweepack import orphans
 from sweepack.cell import newest_readable
@@ -30,19 +29,16 @@ from sweepack.job import report
 from sweepack.launch import TEMPORARY_FAILURE, lock_cell, watch_driver
 from sweepack.leases import WHOLE, LeaseAbandoned, LeasePool, LeaseTimeout, lease_directory
 from sweepack.records import Record, State, assess
-from sweepack.start import Startable, must_run, read_cell
+from sweepack.start import Startable, launcher_options, must_run, read_cell
 from sweepack.supervise import Relay
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description="Run one cell on several devices: start its ranks, by srun in a Slurm job, and follow them. To be "
-        "started once; `snakemake` does this for every pending cell with `gpus_per_node`."
+    return launcher_options(
+        "Run one cell on several devices: start its ranks, by srun in a Slurm job, and follow them. To be "
+        "started once; `snakemake` does this for every pending cell with `gpus_per_node`.",
+        "cell",
     )
-    parser.add_argument("--sweep-dir", type=Path, required=True, help="the sweep's directory, results/<sweep>")
-    parser.add_argument("--cell", required=True, help="the cell's id, as in cells.tsv")
-    parser.add_argument("--accept-failure", type=int, default=0, help="1: a failure of the task is a result too")
-    return parser
 
 
 @tells_user_errors
@@ -192,9 +188,9 @@ class _Attempt:
         clean = cell_environment(os.environ, visible=visible, threads=threads)
         if devices is None:
             # srun reads these, and each rank drops them before torch is imported; devices are those of the node.
-            clean |= {name: value for name, value in os.environ.items() if name.startswith(("SLURM_", "SLURMD_"))}
-            clean.pop("CUDA_VISIBLE_DEVICES")
-            clean |= {n: os.environ[n] for n in ("CUDA_VISIBLE_DEVICES",) if n in os.environ}
+            del clean["CUDA_VISIBLE_DEVICES"]
+            kept = ("SLURM_", "SLURMD_", "CUDA_VISIBLE_DEVICES")
+            clean |= {name: value for name, value in os.environ.items() if name.startswith(kept)}
         return clean
 
     def _checkpoints(self) -> list[str]:

@@ -16,7 +16,6 @@ from sweepack.errors import UserError
 # By what a process is told, under each launcher, which rank it is.
 _SLURM = {"rank": "SLURM_PROCID", "local_rank": "SLURM_LOCALID", "node": "SLURM_NODEID"}
 _TORCH = {"rank": "RANK", "local_rank": "LOCAL_RANK", "node": "GROUP_RANK"}
-_COUNTS = {"world_size": "WORLD_SIZE", "gpus_per_node": "LOCAL_WORLD_SIZE"}
 
 
 @dataclass(frozen=True)
@@ -93,8 +92,7 @@ def find_place(layout: Layout, environ: Mapping[str, str]) -> tuple[Place | None
     names = _SLURM if layout.launcher == "srun" else _TORCH
     found = {what: _number(environ, name) for what, name in names.items()}
     if missing := [names[what] for what, value in found.items() if value is None]:
-        started = "srun" if layout.launcher == "srun" else layout.launcher
-        return None, [f"{', '.join(missing)} not set: this process was not started as a rank by {started}"]
+        return None, [f"{', '.join(missing)} not set: this process was not started as a rank by {layout.launcher}"]
     world = layout.world_size
     problems = []
     if layout.launcher == "srun":

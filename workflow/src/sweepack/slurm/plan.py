@@ -117,17 +117,19 @@ def plan_jobs(
         allocations[name] = lane.single(known[0], settings) if name in by_id else lane.pack(known, settings)
     expected = 0.0
     wide = layouts(left)
-    for lane in _lanes(config, asked, partitions, [cell for cell in left if cell.id in wide], shares, estimates):
-        singles += [cell.id for cell in lane.cells]
-        allocations |= {cell.id: lane.single(cell, settings) for cell in lane.cells}
-        expected += sum(wide[cell.id].world_size * estimates[cell.id].minutes for cell in lane.cells)
-    packed = [cell for cell in left if cell.id not in wide]
-    for lane in _lanes(config, asked, partitions, packed, shares, estimates):
-        if settings.mode != "pack":
+
+    def gpus(cell: Cell) -> float:
+        """Of a cell with a job of its own."""
+        if cell.id in wide:
+            return wide[cell.id].world_size
+        return shares[cell.id] / WHOLE if settings.mode == "shard" else 1
+
+    groups = ([cell for cell in left if cell.id in wide], [cell for cell in left if cell.id not in wide])
+    for lane in [lane for group in groups for lane in _lanes(config, asked, partitions, group, shares, estimates)]:
+        if settings.mode != "pack" or lane.cells[0].id in wide:
             singles += [cell.id for cell in lane.cells]
             allocations |= {cell.id: lane.single(cell, settings) for cell in lane.cells}
-            parts = shares if settings.mode == "shard" else dict.fromkeys(shares, WHOLE)
-            expected += sum(parts[cell.id] / WHOLE * estimates[cell.id].minutes for cell in lane.cells)
+            expected += sum(gpus(cell) * estimates[cell.id].minutes for cell in lane.cells)
             continue
         largest = config.cells_per_job if isinstance(config.cells_per_job, int) else None
         for members, allocation in lane.gather(settings, largest):
