@@ -142,7 +142,7 @@ def run_leased(
 
     if cell.mps is None or struck():
         return run(None)
-    with daemon.join(device, cell.mps, cell.launch.share, cell.launch.memory) as membership:
+    with daemon.join(device, cell.mps, cell.launch.share, cell.launch.memory["reserve"]) as membership:
         status = run(membership)
     return run(None) if status and struck() and not relay.caught else status
 

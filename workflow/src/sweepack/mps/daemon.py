@@ -80,11 +80,11 @@ def place_of(device: Device) -> Place:
 
 
 @contextlib.contextmanager
-def join(device: Device, settings: Mapping[str, Any], share: int, memory: Mapping[str, Any]) -> Iterator[Membership]:
+def join(device: Device, settings: Mapping[str, Any], share: int, reserve: int) -> Iterator[Membership]:
     """Within the block the daemon of ``device`` serves a cell with ``share`` thousandths of it, and answers.
 
-    ``settings`` are those of ``Mps``, ``memory`` those of the cap. Raises UserError, with the reason, when the daemon
-    does not start or answer.
+    ``settings`` are those of ``Mps``, ``reserve`` are the device's megabytes that no cell gets. Raises UserError, with
+    the reason, when the daemon does not start or answer.
     """
     place = place_of(device)
     fd = os.open(place.users, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -94,7 +94,7 @@ def join(device: Device, settings: Mapping[str, Any], share: int, memory: Mappin
         _ensure(place, device)
         _wait(lambda: not in_fault(place), RECOVERY_SECONDS, "the server has not recovered from a cell's fatal fault")
         variables = dict(place.variables)
-        limit = pinned_limit(share, device.memory, memory["reserve"] * MB) if settings["pinned_memory"] else None
+        limit = pinned_limit(share, device.memory, reserve * MB) if settings["pinned_memory"] else None
         if limit is not None:
             variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={limit}M"
         if settings["thread_percentage"] is not None:
