@@ -12,7 +12,7 @@ from sweepack.config import Config, validate
 from sweepack.records import NEVER_RUN, Assessment, Record, State
 from sweepack.sizing import sizes
 from sweepack.sizing.pins import FOLDER, Pin
-from sweepack.sizing.sizes import Sizes, find_sizes, profile_of
+from sweepack.sizing.sizes import Sizes, find_sizes, kept_batch, profile_of
 from sweepack.sweep import Expansion, expand
 
 MB = 10**6
@@ -95,14 +95,11 @@ def test_cells_get_the_batch_that_was_pinned(tmp_path: Path) -> None:
     assert [group.name for group in found.unpinned] == ["lr=0.2"]
 
 
-@pytest.mark.parametrize(("state", "kept"), [(State.INTERRUPTED, 32), (State.LOST, 32), (State.FAILED, 48)])
-def test_a_cell_that_goes_on_keeps_the_batch_with_which_it_began(tmp_path: Path, state: State, kept: int) -> None:
-    planned = Planned(tmp_path, {"gpu": 0.5, "batch": "auto"})
-    planned.pin(0, batch=48)
-    planned.stands(0, state, batch=32)
-    found = planned.find()
-    assert found.batches[planned.cells[0].id] == kept
-    assert any("goes on with batch 32" in remark for remark in found.remarks) == (kept == 32)
+@pytest.mark.parametrize(
+    ("state", "kept"), [(State.INTERRUPTED, 32), (State.LOST, 32), (State.RUNNING, 32), (State.FAILED, None)]
+)
+def test_only_a_cell_that_goes_on_keeps_the_batch_with_which_it_began(state: State, kept: int | None) -> None:
+    assert kept_batch(Assessment(state, Record("c", state, 1, batch=32), False, 0)) == kept
 
 
 def test_finished_cells_need_no_measurement(tmp_path: Path) -> None:

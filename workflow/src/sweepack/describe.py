@@ -138,5 +138,11 @@ def _threads(plan: Plan) -> list[str]:
 
 
 def _troubles(plan: Plan) -> list[str]:
-    found = [f"cell {cell} runs again: {state.trouble}" for cell, state in plan.states.items() if state.trouble]
+    found = [
+        f"cell {cell.id} goes on with batch {plan.batch(cell)}, with which it began, not {plan.asked_batch(cell)}: "
+        f"`sweepack rerun {cell.id}` begins anew"
+        for cell in plan.pending
+        if plan.batch(cell) != plan.asked_batch(cell)
+    ]
+    found += [f"cell {cell} runs again: {state.trouble}" for cell, state in plan.states.items() if state.trouble]
     return found[:10] + ([f"and {len(found) - 10} more such cells"] if len(found) > 10 else [])

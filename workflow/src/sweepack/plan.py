@@ -22,7 +22,7 @@ from sweepack.mps.daemon import require_usable
 from sweepack.packs import Pack, cells_per_job, form
 from sweepack.records import NEVER_RUN, Assessment, State, assess
 from sweepack.sizing.jobs import cells_of, probe_jobs
-from sweepack.sizing.sizes import Group, Sizes, find_sizes
+from sweepack.sizing.sizes import Group, Sizes, find_sizes, kept_batch
 from sweepack.slurm.config import Request
 from sweepack.slurm.plan import SlurmPlan, plan_jobs
 from sweepack.sweep import Cell, Expansion, expand, layouts
@@ -83,7 +83,11 @@ class Plan:
         return share_of(self.config, self.sizes, self.states, cell)
 
     def batch(self, cell: Cell) -> int | None:
-        """What ``cell.batch`` is to be."""
+        """What ``cell.batch`` is to be: one that goes on keeps what it began with."""
+        return kept_batch(self.states[cell.id]) or self.asked_batch(cell)
+
+    def asked_batch(self, cell: Cell) -> int | None:
+        """The batch by the configuration and its pins; None where it says nothing, or nothing was measured yet."""
         return self.sizes.batches.get(cell.id) if cell.resources.batch == "auto" else cell.resources.batch
 
     def threads(self, cell: Cell) -> int:

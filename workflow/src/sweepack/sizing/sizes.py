@@ -72,6 +72,11 @@ class Sizes:
         return [group for group in self.groups if group.to_run and not group.missing and group.trouble]
 
 
+def kept_batch(found: Assessment) -> int | None:
+    """The batch with which a cell began that goes on where it was interrupted; None for all others."""
+    return found.record.batch if found.record and found.state in _BEGUN else None
+
+
 def is_open(resources: Resources) -> bool:
     """Whether the share or the batch of a cell is to be found by measuring."""
     return "auto" in (resources.gpu, resources.batch)
@@ -113,17 +118,12 @@ def find_sizes(
     shares, batches, remarks = {}, {}, []
     for group in groups:
         for cell in group.cells:
-            record = states[cell.id].record
             if group.fit and group.fit.share:
                 shares[cell.id] = group.fit.share
             if group.profile.batch != "auto":
                 continue
             if group.pin and group.pin.batch:
                 batches[cell.id] = group.pin.batch
-            if record and record.batch and states[cell.id].state in _BEGUN:
-                if record.batch != batches.get(cell.id, record.batch):
-                    remarks.append(f"cell {cell.id} goes on with batch {record.batch}, with which it began")
-                batches[cell.id] = record.batch
         if group.pin and group.to_run and group.pin.code != code:
             place = os.path.relpath(sweep / FOLDER)
             remarks.append(f"{group.name}: measured before the task's file was changed; to do it anew, remove {place}")
