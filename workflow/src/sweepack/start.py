@@ -27,7 +27,7 @@ from sweepack.manifest import cell_files
 from sweepack.mps import daemon
 from sweepack.mps.control import without_mps
 from sweepack.mps.faults import was_struck
-from sweepack.records import Assessment, CellFiles, State, archive_attempt, assess, hand_over
+from sweepack.records import CellFiles, State, archive_attempt, assess, hand_over
 from sweepack.supervise import Relay, run_cell, settle
 
 
@@ -109,18 +109,20 @@ def must_run(cell: Startable) -> bool:
     """Whether the cell, whose lock the caller holds, is still to run; if it has finished, hand its result over."""
     found = assess(cell.files.directory, cell.id)
     refused = found.state is State.FINISHED and cell.launch.rejected > found.rejected
+    batch = found.record.batch if found.record else None
     if found.state is State.FINISHED and not refused:
         hand_over(cell.files)
         return False
     if found.trouble or refused:
-        _start_over(cell, found)
+        _start_over(cell, found.trouble or "its result.json is broken")
+    elif batch != cell.launch.batch and cell.files.checkpoints.exists():
+        _start_over(cell, f"its batch is {cell.launch.batch or 'its own'}, and was {batch or 'its own'}")
     return True
 
 
-def _start_over(cell: Startable, found: Assessment) -> None:
-    """Take away what must not be continued from: the state behind a result that turned out to be broken."""
+def _start_over(cell: Startable, reason: str) -> None:
+    """Take away what must not be continued from: the state behind a broken result, or that of another batch."""
     archive = archive_attempt(cell.files)
-    reason = found.trouble or "its result.json is broken"
     print(f"cell {cell.id} runs again: {reason}; kept in {archive}", file=sys.stderr)
 
 

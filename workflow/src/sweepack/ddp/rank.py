@@ -98,6 +98,11 @@ def _devices(layout: Layout, setup: Mapping[str, Any], environ: Mapping[str, str
         return (setup["kind"], setup["device"]), []
     pool = visible_pool(environ, load_nvml())
     seen = 0 if pool[0].kind == "cpu" else len(pool)
+    if layout.world_size > 1 and any(device.is_instance for device in pool):
+        return ("cuda", setup["device"]), [
+            f"was given MIG instances (CUDA_VISIBLE_DEVICES={environ.get('CUDA_VISIBLE_DEVICES', '')}), which NCCL "
+            "cannot join: ask for whole GPUs (`slurm.gpu_model`, `slurm.partition`), or remove `gpus_per_node`"
+        ]
     if seen == layout.gpus_per_node:
         return ("cuda", setup["device"]), []
     return ("cuda", setup["device"]), [
