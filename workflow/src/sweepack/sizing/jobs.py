@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 from sweepack.config import Config
 from sweepack.sizing.pins import FOLDER
-from sweepack.sizing.request import Request, Sought
+from sweepack.sizing.request import Request, Wanted
 from sweepack.sizing.sizes import Group, Sizes
 from sweepack.sweep import Cell
 from sweepack.task import Task
@@ -40,11 +39,6 @@ def cells_of(jobs: dict[str, list[Group]]) -> dict[str, list[Cell]]:
     return {name: [group.to_run[0] for group in groups] for name, groups in jobs.items()}
 
 
-def request_file(sweep: Path, name: str) -> Path:
-    """What the job ``name`` is told."""
-    return sweep / FOLDER / f"{name}.request"
-
-
 def write_requests(jobs: dict[str, list[Group]], config: Config, task: Task, root: Path, sweep: Path) -> None:
     """Write down what each of the ``jobs`` is to measure. Called when a run starts, never by a dry run."""
     for name, groups in jobs.items():
@@ -54,10 +48,11 @@ def write_requests(jobs: dict[str, list[Group]], config: Config, task: Task, roo
             sizing=config.sizing.model_dump(),
             memory=config.memory.model_dump(),
             devices=config.devices or 0,
-            profiles=[_sought(group) for group in groups],
-        ).write(request_file(sweep, name))
+            profiles=[_wanted(group) for group in groups],
+            lease_timeout=config.lease_timeout,
+        ).write(sweep, name)
 
 
-def _sought(group: Group) -> Sought:
+def _wanted(group: Group) -> Wanted:
     cell = group.to_run[0]
-    return Sought(asdict(group.profile), cell.id, cell.seed, cell.params, len(group.to_run), group.name)
+    return Wanted(group.profile, cell.id, cell.seed, cell.params, len(group.to_run), group.name)
