@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -39,9 +40,9 @@ def test_small_batches_are_found_to_the_last_one():
 def test_batch_1_that_is_out_of_memory_does_not_fit():
     answer = found(SimulatedMemory(cap=GIB, static=2 * GIB))
     assert (answer.batch, answer.largest, answer.peak, answer.limited_by) == (None, None, None, "memory")
-    assert answer.trouble == "does not fit: batch 1 needs more than its 1.00 GiB"
+    assert answer.trouble == "does not fit: batch 1 needs more than its 1 GiB"
     measured = found(SimulatedMemory(cap=GIB, static=2 * GIB, enforced=False))
-    assert measured.trouble == "does not fit: batch 1 takes 2.01 GiB, more than its 1.00 GiB"
+    assert measured.trouble == "does not fit: batch 1 takes 2.01 GiB, more than its 1 GiB"
 
 
 def test_a_task_that_fails_is_told_with_its_error_after_a_few_tries():
@@ -95,6 +96,26 @@ def test_a_task_that_ignores_its_batch_is_told_by_name(fixed, guess):
     answer = found(SimulatedMemory(ignores=fixed, sample=0.1 * MIB), guess=guess)
     assert answer.batch is None and answer.limited_by == "error"
     assert "`cell.batch`" in (answer.trouble or "") and f"saw {fixed} samples" in (answer.trouble or "")
+
+
+def test_what_looks_like_samples_and_is_the_length_of_sequences_is_not_believed():
+    class Sequences(SimulatedMemory):
+        def rows(self, batch):
+            return batch
+
+        def __call__(self, batch):
+            return replace(super().__call__(batch), rows=self.length)
+
+    for length in (1, 8, 16, 100, 5000):
+        memory = Sequences(cap=10 * GIB)
+        memory.length = length
+        answer = found(memory)
+        assert answer.trouble is None and 880 <= (answer.largest or 0) <= 920, length
+
+
+def test_without_rows_a_peak_that_does_not_grow_is_remarked_on():
+    answer = found(SimulatedMemory(ignores=64, tells_rows=False))
+    assert answer.batch and any("`cell.batch`" in remark for remark in answer.remarks)
 
 
 def test_a_peak_that_the_batch_hardly_changes_is_no_trouble():

@@ -82,11 +82,11 @@ def show(
     base = ["cell", "status", *(["attempt"] if (shown["attempt"] > 1).any() else [])]
     metrics = [name for name in table.columns if name.startswith("metrics.")]
     tail = ["device", "wall_s", *(["error"] if shown["error"].notna().any() else [])]
-    console = _console()
-    _print_table(console, shown, [*base, *_shown_params(table, all_params), *metrics, *tail])
+    terminal = console()
+    _print_table(terminal, shown, [*base, *_shown_params(table, all_params), *metrics, *tail])
     left = len(rows) - len(shown)
     more = f" ({left} more not shown: --limit 0 shows all)" if left else ""
-    console.print(summary(table) + more, markup=False, highlight=False)
+    terminal.print(summary(table) + more, markup=False, highlight=False)
 
 
 @app.command()
@@ -105,9 +105,9 @@ def best(
     directory = find_sweep(sweep, results)
     manifest = Manifest.read(directory)
     table = tables.build_table(manifest, directory)
-    console = _console()
+    terminal = console()
     if (table["status"] != "finished").all():
-        console.print(f"No cell has finished yet. {tables.summary(table)}", markup=False, highlight=False)
+        terminal.print(f"No cell has finished yet. {tables.summary(table)}", markup=False, highlight=False)
         return
     column, mode = _objective(manifest, table, metric, mode)
     rows = tables.best(table, column, mode, over, top)
@@ -117,9 +117,9 @@ def best(
         columns = ["cell", *params, column, *others, "wall_s"]
     else:
         columns = [*params, "mean", "std", "n"]
-    _print_table(console, rows, columns)
+    _print_table(terminal, rows, columns)
     what = f"{column.removeprefix('metrics.')}, {mode}" + (f", mean over {over}" if over else "")
-    console.print(f"{what}; {tables.summary(table)}", markup=False, highlight=False)
+    terminal.print(f"{what}; {tables.summary(table)}", markup=False, highlight=False)
 
 
 @app.command()
@@ -210,7 +210,7 @@ def _sortable(column: pd.Series) -> pd.Series:
     return column.astype("string") if isinstance(column.dtype, pd.ArrowDtype) else column
 
 
-def _console() -> Console:
+def console() -> Console:
     """Standard output; as wide as a line needs when it is no terminal."""
     from rich.console import Console
 

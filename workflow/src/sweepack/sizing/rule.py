@@ -5,11 +5,11 @@
     start     = floor(0.8 * B_max)
 
 with M_gpu the memory of the device, N the cells on it, F the part of it that is to be filled, M_static what a cell
-takes whatever its batch, and M_sample what each sample adds. It is a first guess and nothing is run on its word, because
-memory is no straight line: a peak is the largest of several phases, and the optimiser's step, which does not grow with
-the batch, is often the largest at small ones (for wide layers M_sample then comes out as nothing, or below); the
-optimiser's state appears at the first step only; the libraries' workspaces jump. Beside that, each process takes memory
-that torch does not count. So the batch that cells get is always one that was measured (``sizing.search``).
+takes whatever its batch, and M_sample what each sample adds. It is a first guess and nothing is run on its word,
+because memory is no straight line: a peak is the largest of several phases, and the optimiser's step, which does not
+grow with the batch, is often the largest at small ones (for wide layers M_sample then comes out as nothing, or below);
+the optimiser's state appears at the first step only; the libraries' workspaces jump. Beside that, each process takes
+memory that torch does not count. So the batch that cells get is always one that was measured (``sizing.search``).
 
 Standard library only.
 """

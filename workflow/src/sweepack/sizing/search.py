@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sweepack.sizing.rule import static_and_sample, whole
+from sweepack.sizing.words import amount
 
 if TYPE_CHECKING:
     from sweepack.sizing.meter import Measurement
@@ -25,7 +26,8 @@ _REFINEMENTS = 5
 _GRAIN = 8  # from 64 on, batches are multiples of this
 _CLOSE = 32  # the answer may be lower than the truth by a part of so many
 _TRIES = 3
-_DIP = 0.05  # a smaller batch that needs more than a larger one by a larger part than this is worth a word
+_ALIKE = 0.05  # peaks that differ by a smaller part than this may be the same
+_FAR = 8  # of batches that differ by this factor a peak should tell
 
 Measure = Callable[[int], "Measurement"]
 
@@ -76,10 +78,12 @@ class _Run:
     def __init__(self, measure: Measure, budget: int | None, largest_batch: int) -> None:
         self._measure = measure
         self._budget = budget
+        self._largest_batch = largest_batch
         self._limit = largest_batch
         self._limited_by = "largest_batch"
         self._measured: dict[int, Measurement] = {}
         self._remarks: list[str] = []
+        self._rows_tell = True
 
     def descend(self, guess: int | None) -> int | None:
         """A batch that fits, below the guess or as far below as need be; None when there is none."""
@@ -164,7 +168,7 @@ class _Run:
             limited_by = "error" if failed else "memory"
             if failed:
                 self._remarks.append(f"batch {above} fails: {self._measured[above].error}")
-        self._remark_dips()
+        self._remark_on_peaks()
         static, sample = static_and_sample(self._peaks()) or (None, None)
         return self.answer(
             batch=batch,
@@ -192,10 +196,10 @@ class _Run:
 
     def _excess(self, batch: int) -> str:
         found = self._measured[batch]
-        limit = "the device has" if self._budget is None else f"its {_gib(self._budget)}"
+        limit = "the device has" if self._budget is None else f"its {amount(self._budget)}"
         if found.outcome == "oom" or found.peak is None:
             return f"needs more than {limit}"
-        return f"takes {_gib(found.peak)}, more than {limit}"
+        return f"takes {amount(found.peak)}, more than {limit}"
 
     def _fits(self, batch: int) -> bool:
         """Whether the batch, measured now if it was not yet, counts and fits."""
@@ -224,18 +228,25 @@ class _Run:
         rows = self._rows()
         if batch not in rows:
             return
+        if self._grows(other for other in rows if rows[other] == rows[batch]):
+            # What looked like samples is another dimension, say the length of sequences.
+            self._rows_tell = False
+            self._limit, self._limited_by = self._largest_batch, "largest_batch"
+            return
         least, same = min(rows), len(set(rows.values())) == 1
         smaller = max(1, rows[batch] // 2)
         if same and rows[batch] < batch and rows[batch] <= least and smaller not in self._measured:
             # It may have no more, or always take so many: a smaller batch shows.
             self._fits(smaller)
-            rows = self._rows()
-            least, same = min(rows), len(set(rows.values())) == 1
+            self._look_at_rows(batch)
+            return
         if same and len(rows) > 1 and rows[least] > least:
-            raise _Ignored(
-                f"the task's steps saw {rows[least]} samples at batch {least} and at batch {max(rows)}: it must take "
-                "its batch from `cell.batch`"
-            )
+            if max(rows) >= _FAR * least or max(rows) == self._limit:
+                raise _Ignored(
+                    f"the task's steps saw {rows[least]} samples at batch {least} and at batch {max(rows)}: it must "
+                    "take its batch from `cell.batch`"
+                )
+            return
         ratio = rows[least] / least
         if rows[batch] < ratio * batch * (1 - 1e-9):
             full = max((other for other in rows if rows[other] >= ratio * other * (1 - 1e-9)), default=1)
@@ -244,14 +255,17 @@ class _Run:
                 self._limit, self._limited_by = end, "data"
 
     def _rows(self) -> dict[int, int]:
-        return {batch: found.rows for batch, found in self._measured.items() if found.rows}
+        return {batch: found.rows for batch, found in self._measured.items() if found.rows and self._rows_tell}
 
-    def _remark_dips(self) -> None:
+    def _grows(self, batches: Iterable[int]) -> bool:
+        """Whether the peaks at these batches differ by more than by chance."""
+        peaks = [peak for batch in batches if (peak := self._measured[batch].peak) is not None]
+        return bool(peaks) and max(peaks) > min(peaks) * (1 + _ALIKE)
+
+    def _remark_on_peaks(self) -> None:
         peaks = sorted(self._peaks().items())
+        if not self._rows() and peaks[-1][0] >= _FAR * peaks[0][0] and not self._grows(self._peaks()):
+            self._remarks.append("the batch hardly changes what it takes: does the task use `cell.batch`?")
         for (low, before), (high, after) in itertools.pairwise(peaks):
-            if before > after * (1 + _DIP):
-                self._remarks.append(f"batch {low} takes more ({_gib(before)}) than batch {high} ({_gib(after)})")
-
-
-def _gib(size: float) -> str:
-    return f"{size / 2**30:.2f} GiB"
+            if before > after * (1 + _ALIKE):
+                self._remarks.append(f"batch {low} takes more ({amount(before)}) than batch {high} ({amount(after)})")

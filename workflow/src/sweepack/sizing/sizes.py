@@ -181,8 +181,7 @@ def _group(
     at_hand: Sequence[str] | None,
     code: str,
 ) -> Group:
-    # What went wrong in a task that was changed since may go well.
-    usable = {model: pin for model, pin in pins.items() if not pin.trouble or pin.code == code}
+    usable = {model: pin for model, pin in pins.items() if pin.counts(code)}
     if at_hand is None:
         chosen = config.sizing.device
         at_hand = [chosen] if chosen else list(usable) or [""]
