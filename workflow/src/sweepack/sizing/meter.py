@@ -24,10 +24,11 @@ from typing import Any, Literal
 from sweepack import orphans
 from sweepack.devices import Device
 from sweepack.environment import cell_environment
-from sweepack.errors import UserError
+from sweepack.errors import UserError, Verbatim
 from sweepack.importing import require_imported
 from sweepack.job import Job
 from sweepack.leases import WHOLE
+from sweepack.memory import fraction
 from sweepack.sizing.trial import Trial, is_out_of_memory
 
 # What a process has beyond the time of a trial, to end what runs and to answer.
@@ -175,6 +176,7 @@ class Meter:
             batch=batch,
             memory=self._memory,
             mem_mb=0 if self._estimate else self._mem_mb,
+            device_memory=device.memory if device else None,
         )
 
     def _begin(self) -> None:
@@ -230,10 +232,24 @@ class Meter:
         return self._hear(self._timeout)
 
     def _environment(self) -> dict[str, str]:
-        visible = self._device.entry if self._device else ""
-        environment = cell_environment(os.environ, visible=visible, threads=self._threads)
+        device = self._device
+        environment = cell_environment(
+            os.environ,
+            visible=device.entry if device else "",
+            threads=self._threads,
+            memory=self._memory,
+            fraction=self._fraction(device) if device and device.kind == "cuda" else None,
+        )
         # What a compiler makes of a model cannot be known without running it.
         return environment | ({"TORCHDYNAMO_DISABLE": "1"} if self._estimate else {})
+
+    def _fraction(self, device: Device) -> float | None:
+        try:
+            return fraction(self._share or WHOLE, device.memory, self._memory)
+        except ValueError as error:
+            raise UserError(
+                "resources.gpu", Verbatim(error), "a share that holds a cell", "give it more under `resources`"
+            ) from None
 
     def _ask(self, trial: Trial) -> int | str | None:
         """How the process of the trial ended; None if it is not known."""

@@ -91,8 +91,8 @@ class Steps:
         return all(_trained(optimizer) in full for optimizer in optimizers())
 
 
-def _trained(optimizer: Optimizer) -> int:
-    return id(optimizer.param_groups[0]["params"][0])
+def _trained(optimizer: Optimizer) -> int | None:
+    return next((id(parameter) for group in optimizer.param_groups for parameter in group["params"]), None)
 
 
 def optimizers() -> list[Optimizer]:

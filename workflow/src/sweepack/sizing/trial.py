@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sweepack import orphans, run
+from sweepack import main_memory, memory, orphans, run
 from sweepack.files import write_atomic
 from sweepack.forked import shed
 from sweepack.importing import import_task, try_import
@@ -77,52 +77,57 @@ def attempt(trial: Trial) -> NoReturn:
     """In a process of its own: run the task, write down what it took, and end."""
     found: dict[str, Any] = {"outcome": "failed", "peak": None, "allocated": None, "source": None, "error": None}
 
-    def leave(code: int, **more: Any) -> NoReturn:
-        write_atomic(trial.report, json.dumps({**found, "rows": steps.rows, "steps": steps.made, **more}))
+    def leave(**more: Any) -> NoReturn:
+        held.release()
+        write_atomic(trial.report, json.dumps({**found, "rows": steps.rows, **more}))
         run._flush()
-        os._exit(code)
+        os._exit(0)
 
     def enough() -> NoReturn:
         """What was asked for has been done, somewhere deep in the task, which may be left as it stands."""
         try:
-            numbers = _estimated(memory) if memory else _measured(trial.job["kind"])
+            numbers = _estimated(tracker) if tracker else _measured(job.kind)
         except BaseException as error:
-            leave(1, **_failure(error, trial.estimate))
-        leave(0, outcome="measured", **numbers)
+            leave(**_failure(error, trial.estimate))
+        leave(outcome="measured", **numbers)
 
     process = os.getpid()
-    memory: Any = None
-    steps = Steps(enough, begin=(lambda arguments: memory.begin(arguments)) if trial.estimate else None)
+    job, files = Job(**trial.job), CellFiles(Path(trial.job["directory"]))
+    held = memory.Held(job)
+    tracker: Any = None
+    steps = Steps(enough, begin=(lambda arguments: tracker.begin(arguments)) if trial.estimate else None)
     try:
         import_task(trial.meaning["task"], Path.cwd())
         with contextlib.ExitStack() as stack:
             if trial.estimate:
                 from sweepack.sizing.estimate import estimating
 
-                memory = stack.enter_context(estimating())
+                tracker = stack.enter_context(estimating())
             else:
                 _reset_peak()
-            job, files = Job(**trial.job), CellFiles(Path(trial.job["directory"]))
-            run.run_task(job, files, trial.meaning, Record(trial.meaning["id"], State.RUNNING, attempt=1))
+            run.run_task(job, files, trial.meaning, Record(trial.meaning["id"], State.RUNNING, attempt=1), held)
             if os.getpid() != process:
                 os._exit(0)
-            if trial.estimate and not steps.made:
-                leave(1, error="no estimate: the task has made no step of an optimiser of torch")
+            prefix = "no estimate: " if trial.estimate else ""
             if steps.made:
-                leave(1, error=f"made only {steps.made} optimiser step{'s' * (steps.made > 1)}, but {FULL} are needed")
-            numbers = _measured(trial.job["kind"])
-            leave(0, outcome="measured", **{**numbers, "source": f"{numbers['source']}, whole run"})
+                made = f"made only {steps.made} optimiser step{'s' * (steps.made > 1)}"
+                leave(error=f"{prefix}the task {made}; each optimiser must make {FULL}")
+            if trial.estimate:
+                leave(error=f"{prefix}the task has made no step of an optimiser of torch")
+            numbers = _measured(job.kind)
+            leave(outcome="measured", **{**numbers, "source": f"{numbers['source']}, whole run"})
     except BaseException as error:
         if os.getpid() != process:
             os._exit(1)
+        held.release()
         traceback.print_exception(error)
-        leave(1, **_failure(error, trial.estimate))
+        leave(**_failure(error, trial.estimate))
 
 
-def _estimated(memory: Any) -> dict[str, Any]:
+def _estimated(tracker: Any) -> dict[str, Any]:
     from sweepack.sizing.estimate import SOURCE
 
-    return {"peak": memory.peak, "allocated": memory.peak, "source": SOURCE}
+    return {"peak": tracker.peak, "allocated": tracker.peak, "source": SOURCE}
 
 
 def _measured(kind: str) -> dict[str, Any]:
@@ -133,9 +138,7 @@ def _measured(kind: str) -> dict[str, Any]:
             torch.cuda.synchronize()  # an error that is still on its way comes now
         reserved, allocated = torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated()
         return {"peak": reserved, "allocated": allocated, "source": CUDA_MEMORY}
-    status = Path("/proc/self/status").read_text().splitlines()
-    kilobytes = next(line.split()[1] for line in status if line.startswith("VmHWM:"))
-    return {"peak": int(kilobytes) * 1024, "source": MAIN_MEMORY}
+    return {"peak": main_memory.peak(), "source": MAIN_MEMORY}
 
 
 def _reset_peak() -> None:
