@@ -81,12 +81,12 @@ def show(
     shown = rows.head(limit) if limit else rows
     base = ["cell", "status", *(["attempt"] if (shown["attempt"] > 1).any() else [])]
     metrics = [name for name in table.columns if name.startswith("metrics.")]
-    tail = ["device", "wall_s", *(["error"] if shown["error"].notna().any() else [])]
-    terminal = console()
-    _print_table(terminal, shown, [*base, *_shown_params(table, all_params), *metrics, *tail])
+    tail = [*_memory(shown), "device", "wall_s", *(["error"] if shown["error"].notna().any() else [])]
+    console = terminal()
+    _print_table(console, shown, [*base, *_shown_params(table, all_params), *metrics, *tail])
     left = len(rows) - len(shown)
     more = f" ({left} more not shown: --limit 0 shows all)" if left else ""
-    terminal.print(summary(table) + more, markup=False, highlight=False)
+    console.print(summary(table) + more, markup=False, highlight=False)
 
 
 @app.command()
@@ -105,9 +105,9 @@ def best(
     directory = find_sweep(sweep, results)
     manifest = Manifest.read(directory)
     table = tables.build_table(manifest, directory)
-    terminal = console()
+    console = terminal()
     if (table["status"] != "finished").all():
-        terminal.print(f"No cell has finished yet. {tables.summary(table)}", markup=False, highlight=False)
+        console.print(f"No cell has finished yet. {tables.summary(table)}", markup=False, highlight=False)
         return
     column, mode = _objective(manifest, table, metric, mode)
     rows = tables.best(table, column, mode, over, top)
@@ -117,9 +117,9 @@ def best(
         columns = ["cell", *params, column, *others, "wall_s"]
     else:
         columns = [*params, "mean", "std", "n"]
-    _print_table(terminal, rows, columns)
+    _print_table(console, rows, columns)
     what = f"{column.removeprefix('metrics.')}, {mode}" + (f", mean over {over}" if over else "")
-    terminal.print(f"{what}; {tables.summary(table)}", markup=False, highlight=False)
+    console.print(f"{what}; {tables.summary(table)}", markup=False, highlight=False)
 
 
 @app.command()
@@ -203,6 +203,13 @@ def _shown_params(table: pd.DataFrame, everything: bool) -> list[str]:
     return parameters(table) if everything else varying(table)
 
 
+def _memory(table: pd.DataFrame) -> list[str]:
+    """The columns about memory that say something: a peak where it was held to something, failures of a known kind."""
+    some = [name for name in ("batch", "peak_reserved_gib", "failure") if table[name].notna().any()]
+    capped = table["memory_cap_gib"].notna().any()
+    return some if "peak_reserved_gib" in some or not capped else [*some, "peak_rss_gib"]
+
+
 def _sortable(column: pd.Series) -> pd.Series:
     """The column itself, or its text where its values (lists) have no order."""
     import pandas as pd
@@ -210,7 +217,7 @@ def _sortable(column: pd.Series) -> pd.Series:
     return column.astype("string") if isinstance(column.dtype, pd.ArrowDtype) else column
 
 
-def console() -> Console:
+def terminal() -> Console:
     """Standard output; as wide as a line needs when it is no terminal."""
     from rich.console import Console
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sweepack.cli import Results, Sweep, app, console, find_sweep
+from sweepack.cli import Results, Sweep, app, find_sweep, terminal
 from sweepack.errors import UserError, Verbatim, did_you_mean
 from sweepack.files import try_lock
 from sweepack.manifest import Manifest, cell_files
@@ -102,13 +102,15 @@ def size(
     plan = show.plan_of(earlier, configfile or [], config or [], root)
     if estimate:
         card = show.card(gpu_memory, cells)
-        console().print(show.estimates_table(plan, root, card, lambda name: typer.echo(f"estimating {name}", err=True)))
+        terminal().print(
+            show.estimates_table(plan, root, card, lambda name: typer.echo(f"estimating {name}", err=True))
+        )
         typer.echo(show.about_estimates(card))
         return
     if not plan.sizes.groups:
         typer.echo("No size is left open: no cell has `batch: auto` or `gpu: auto`. `--estimate` shows all the same.")
         return
-    console().print(show.pins_table(plan, root))
+    terminal().print(show.pins_table(plan, root))
     if plan.sizes.unpinned:
         typer.echo("Measure what is missing: `snakemake probe --profile profiles/local` (or profiles/slurm).")
 

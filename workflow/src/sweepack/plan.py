@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from sweepack.capacity import check_memory
 from sweepack.config import Config
 from sweepack.ddp.layout import Layout, check_machine
 from sweepack.devices import Device, load_nvml, main_memory, visible_pool
@@ -231,6 +232,7 @@ def check_pool(plan: Plan, environ: Mapping[str, str]) -> list[Device]:
     if any(plan.share(cell) < WHOLE for cell in plan.pending) and plan.config.mps:
         require_usable(pool[:wanted], environ)
     check_machine(plan.config.resources, pool[:wanted])
+    check_memory(plan.config, plan.pending, plan.share, pool[:wanted], environ)
     return pool[:wanted]
 
 

@@ -38,9 +38,14 @@ TABLE = pa.schema(
         ("device", pa.string()),
         ("host", pa.string()),
         ("share", pa.float64()),
+        ("batch", pa.int64()),
+        ("memory_cap_gib", pa.float64()),
+        ("peak_reserved_gib", pa.float64()),
+        ("peak_rss_gib", pa.float64()),
         ("wall_s", pa.float64()),
         ("started", pa.timestamp("us", "UTC")),
         ("ended", pa.timestamp("us", "UTC")),
+        ("failure", pa.string()),
         ("error", pa.string()),
     ]
 )
@@ -54,7 +59,10 @@ ABSENT = object()
 def build_table(manifest: Manifest, directory: Path) -> pd.DataFrame:
     """One row a cell, in index order, from what ``directory`` (``results/<sweep>``) holds now.
 
-    ``share`` is a fraction of a device, ``wall_s`` in seconds, ``started`` and ``ended`` in UTC. Then come
+    ``share`` is a fraction of a device, ``batch`` what ``cell.batch`` was, ``wall_s`` in seconds, ``started`` and
+    ``ended`` in UTC. In GiB are ``memory_cap_gib`` (of torch on a GPU; on a CPU of main memory), ``peak_reserved_gib``
+    (the most that torch's allocator had of the GPU) and ``peak_rss_gib`` (the most main memory of a process of the
+    cell). ``failure`` is the kind of failure, where it is a known one, ``error`` its text. Then come
     ``params.<dotted name>`` (the axes first) and ``metrics.<name>`` (of finished cells only). Integers are Int64,
     floats float64 (a missing one is NaN), the others boolean, string or Arrow lists.
     """
@@ -245,16 +253,26 @@ def _attempt(seen: Assessment) -> dict[str, Any]:
     if record is None:
         return {}
     started, ended = record.started, record.ended
+    memory = record.memory or {}
     return {
         "attempt": record.attempt,
         "device": record.device,
         "host": record.host,
         "share": None if record.share is None else record.share / 1000,
+        "batch": record.batch,
+        "memory_cap_gib": _gib(memory.get("cap")),
+        "peak_reserved_gib": _gib(memory.get("reserved")),
+        "peak_rss_gib": _gib(memory.get("rss")),
         "wall_s": None if started is None or ended is None else ended - started,
         "started": None if started is None else round(started * 1e6),
         "ended": None if ended is None else round(ended * 1e6),
+        "failure": record.failure,
         "error": seen.trouble or (record.error and _encodable(record.error)),
     }
+
+
+def _gib(size: int | None) -> float | None:
+    return None if size is None else size / 2**30
 
 
 def _metrics(seen: Assessment) -> dict[str, Any]:

@@ -13,19 +13,19 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from sweepack.devices import Device, main_memory
 from sweepack.environment import cell_environment
 from sweepack.errors import UserError, Verbatim
 from sweepack.leases import WHOLE
-from sweepack.memory import cap
+from sweepack.memory import MB, cap_by
 from sweepack.sizing.meter import Measurement, Meter
 from sweepack.sizing.pins import Pin, Profile
 from sweepack.sizing.request import Request, Wanted
 from sweepack.sizing.rule import rule_of_thumb, static_and_sample
 from sweepack.sizing.search import Answer, search
 
-MB = 10**6
 ESTIMATED = (8, 32)  # batches whose peaks are estimated first
 AUTO = "auto"
 
@@ -95,7 +95,7 @@ def place_of(device: Device, environ: Mapping[str, str]) -> Place:
     return Place(device, str(model), int(total))
 
 
-def limit(profile: Profile, place: Place, memory: Mapping[str, int]) -> int | None:
+def limit(profile: Profile, place: Place, memory: Mapping[str, Any]) -> int | None:
     """Bytes that a cell may take; None where its share is to be found, since nothing limits that measurement.
 
     Raises ValueError for a share so small that it leaves nothing.
@@ -103,7 +103,7 @@ def limit(profile: Profile, place: Place, memory: Mapping[str, int]) -> int | No
     if profile.share is None:
         return None
     if place.on_gpu:
-        return cap(profile.share, place.total, memory["reserve"] * MB, memory["overhead"] * MB)
+        return cap_by(memory, profile.share, place.total)
     return profile.mem_mb * MB or place.total * profile.share // WHOLE
 
 

@@ -18,10 +18,10 @@ from sweepack.devices import load_nvml, visible_pool
 from sweepack.errors import UserError
 from sweepack.leases import WHOLE
 from sweepack.manifest import Manifest
-from sweepack.memory import cap
+from sweepack.memory import MB, cap
 from sweepack.plan import DEFAULT_CONFIG, Plan, make_plan
 from sweepack.sizing.jobs import request_of
-from sweepack.sizing.measuring import AUTO, MB, Estimate, estimate, open_meter, place_of
+from sweepack.sizing.measuring import AUTO, Estimate, estimate, open_meter, place_of
 from sweepack.sizing.pins import SEED, Pin, Profile, read_pins
 from sweepack.sizing.rule import rule_of_thumb, share_for
 from sweepack.sizing.sizes import Group, profile_of
