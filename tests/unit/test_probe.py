@@ -77,7 +77,9 @@ class Bench:
         yield Meter()
 
     def run(self, request: Request) -> bool:
-        return Probe(self.sweep, request, Path.cwd(), os.environ, self.open).run()
+        scratch = self.sweep / "scratch"
+        scratch.mkdir(parents=True, exist_ok=True)
+        return Probe(self.sweep, request, Path.cwd(), os.environ, scratch, self.open).run()
 
     def pins(self) -> dict[tuple[int, str], Pin]:
         found = [pin for models in read_pins(self.sweep).values() for pin in models.values()]
@@ -210,6 +212,12 @@ def test_profiles_with_the_same_estimates_share_a_measurement(bench, capsys):
     assert "measured as width=8" in capsys.readouterr().err
 
 
+def test_what_the_data_limits_is_not_taken_for_another(bench):
+    bench.tasks = {8: SimulatedMemory(data=40), 9: SimulatedMemory(data=400)}
+    assert bench.run(bench.request(8, 9))
+    assert [bench.pins()[width, SMALL].largest for width in (8, 9)] == [40, 102]
+
+
 def test_other_shares_share_no_measurement(bench):
     bench.tasks = {8: SimulatedMemory()}
     one, other = bench.request(8), bench.request(8, share=250)
@@ -310,7 +318,7 @@ def test_a_signal_ends_it_and_keeps_what_was_measured(bench, monkeypatch, signal
     assert probe.main(arguments) == 128 + signum
     assert set(bench.pins()) == {(8, LARGE), (8, SMALL)} and not (bench.sweep / "stamp").exists()
     assert "what was measured is kept" in capsys.readouterr().err
-    assert [path.name for path in (bench.sweep / FOLDER).iterdir() if path.name.startswith(".")] == []
+    assert [path for path in (bench.sweep / FOLDER).iterdir() if path.is_dir()] == []
     assert LeasePool(lease_directory(), ["GPU-0"]).holders() == []
     bench.tasks[9] = calm
     bench.opened.clear()

@@ -8,16 +8,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shutil
 import signal
 import sys
-import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
 from sweepack.devices import load_nvml, visible_pool
 from sweepack.errors import tells_user_errors
-from sweepack.files import write_atomic
+from sweepack.files import try_lock, write_atomic
 from sweepack.job import STOP_SIGNALS
 from sweepack.launch import TEMPORARY_FAILURE, watch_driver
 from sweepack.leases import WHOLE, LeaseAbandoned, LeasePool, LeaseTimeout, lease_directory
@@ -39,6 +40,11 @@ from sweepack.sizing.measuring import (
 from sweepack.sizing.pins import FOLDER, Pin, Profile, read_pins
 from sweepack.sizing.request import Request, Wanted
 from sweepack.sizing.words import found
+
+_PAUSE = 0.5  # seconds between two looks at whether another process has ended
+
+
+_BY_MEMORY = ("memory", "largest_batch")  # what holds for all with the same tensors, whatever their data
 
 
 class Stopped(BaseException):
@@ -65,7 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signum, _stop)
     try:
         request = Request.read(options.sweep_dir, options.request)
-        done = Probe(options.sweep_dir, request, Path.cwd(), os.environ, open_meter).run()
+        with _alone(options.sweep_dir, options.request, request.lease_timeout * 60) as scratch:
+            done = Probe(options.sweep_dir, request, Path.cwd(), os.environ, scratch, open_meter).run()
     except Stopped as stopped:
         _say("stopped; what was measured is kept, and the same command goes on from there")
         return 128 + stopped.args[0]
@@ -78,7 +85,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class Probe:
-    """The profiles of a ``request`` in the folder ``sweep``, to be measured on the devices that ``environ`` allows."""
+    """The profiles of a ``request`` in the folder ``sweep``, to be measured on the devices that ``environ`` allows.
+
+    ``scratch`` is a folder where files may be kept in the meantime.
+    """
 
     def __init__(
         self,
@@ -86,12 +96,14 @@ class Probe:
         request: Request,
         root: Path,
         environ: Mapping[str, str],
+        scratch: Path,
         open_meter: Opener,
     ) -> None:
         self._sweep = sweep
         self._request = request
         self._root = root
         self._environ = environ
+        self._scratch = scratch
         self._open = open_meter
         self._give_up = watch_driver()
         # Of what was measured in this run: the profile's name, its estimates and its pin.
@@ -141,6 +153,7 @@ class Probe:
         profile = wanted.profile
         for name, earlier, pin in self._measured:
             same = pin.device == places[0].model and _circumstances(Profile(**pin.profile)) == _circumstances(profile)
+            same &= pin.limited_by in _BY_MEMORY
             if same and estimated.peaks and earlier == estimated:
                 return like(pin, self._request, profile, name), [f"measured as {name}, whose estimates are the same"]
         try:
@@ -157,21 +170,42 @@ class Probe:
             give_up=self._give_up,
         ) as lease:
             place = devices[lease.devices[0]]
-            with self._scratch() as scratch, self._open(self._request, wanted, place, self._root, scratch) as meter:
+            with self._open(self._request, wanted, place, self._root, self._scratch) as meter:
                 return measure(self._request, wanted, place, meter, budget, guess)
 
     def _estimate(self, wanted: Wanted) -> Estimate:
         """It needs no device, and none is kept waiting for it."""
-        with self._scratch() as scratch, self._open(self._request, wanted, None, self._root, scratch) as meter:
+        with self._open(self._request, wanted, None, self._root, self._scratch) as meter:
             return estimate(meter, AUTO)
 
-    @contextlib.contextmanager
-    def _scratch(self) -> Iterator[Path]:
-        """A folder for a measurement, on the file system of the sweep, as a cell has one."""
-        parent = self._sweep.absolute() / FOLDER
-        parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".measuring-", dir=parent, ignore_cleanup_errors=True) as folder:
-            yield Path(folder)
+
+@contextlib.contextmanager
+def _alone(sweep: Path, job: str, timeout: float) -> Iterator[Path]:
+    """Be the only process at a job, with a folder for it on the file system of the sweep, as a cell has one.
+
+    Another one, which may have outlived its run, is waited for: what it pins need not be measured again. What one that
+    was killed has left is removed. ``timeout`` is in seconds. Raises LeaseTimeout, and LeaseAbandoned.
+    """
+    folder = sweep.absolute() / FOLDER / f".measuring-{job}"
+    give_up = watch_driver()
+    end = time.monotonic() + timeout
+    told = False
+    while (lock := try_lock(folder.with_suffix(".lock"))) is None:
+        if reason := give_up():
+            raise LeaseAbandoned(reason)
+        if time.monotonic() > end:
+            raise LeaseTimeout(f"{job} is still being measured by another process")
+        if not told:
+            told = True
+            _say(f"{job} is being measured already; waiting for it")
+        time.sleep(_PAUSE)
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
 
 
 def _circumstances(profile: Profile) -> tuple[object, ...]:
