@@ -215,7 +215,7 @@ def test_profiles_with_the_same_estimates_share_a_measurement(bench, capsys):
 def test_what_the_data_limits_is_not_taken_for_another(bench):
     bench.tasks = {8: SimulatedMemory(data=40), 9: SimulatedMemory(data=400)}
     assert bench.run(bench.request(8, 9))
-    assert [bench.pins()[width, SMALL].largest for width in (8, 9)] == [40, 102]
+    assert [bench.pins()[width, SMALL].largest for width in (8, 9)] == [40, 400]
 
 
 def test_other_shares_share_no_measurement(bench):
