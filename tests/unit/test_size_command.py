@@ -159,6 +159,19 @@ def test_an_estimate_that_fails_says_why(tasks):
     assert "first guess" in line(output, "width=512")
 
 
+def test_a_task_that_ignores_its_batch_or_is_not_prepared_is_told(tasks):
+    configure({"gpu": 0.25, "batch": "auto"})
+    Path("results/s").mkdir(parents=True)
+    tasks[8] = tasks[512] = SimulatedMemory(ignores=64)
+    output = size("--estimate")
+    assert "no estimate: steps saw 64 samples at batches 8 and 32: the task must take" in line(output, "width=8 ")
+    assert "prepare()" not in output
+    Path("task.py").write_text(f"def prepare(): ...\n{Path('task.py').read_text()}")
+    assert "prepare() has not run yet" in size("--estimate")
+    Path("results/s/prepare.done").touch()
+    assert "prepare()" not in size("--estimate")
+
+
 @pytest.mark.parametrize("memory", ["48", "many", "0GB", "-3GB"])
 def test_what_is_no_amount_of_memory_is_refused(memory):
     configure({"gpu": 0.25, "batch": "auto"})

@@ -105,7 +105,7 @@ def size(
         terminal().print(
             show.estimates_table(plan, root, card, lambda name: typer.echo(f"estimating {name}", err=True))
         )
-        typer.echo(show.about_estimates(card))
+        typer.echo(show.about_estimates(plan, root, card))
         return
     if not plan.sizes.groups:
         typer.echo("No size is left open: no cell has `batch: auto` or `gpu: auto`. `--estimate` shows all the same.")

@@ -123,12 +123,21 @@ class Estimate:
 def estimate(meter: Meter, batch: int | str | None) -> Estimate:
     """Estimate at ``batch``, or where that is to be found at two small ones."""
     peaks: dict[int | None, int] = {}
+    rows = []
     for each in ESTIMATED if batch == AUTO else (batch,):
         assert not isinstance(each, str)
         found = meter.measure(each)
         if found.outcome != "measured" or found.peak is None:
             return Estimate({}, (found.error or found.outcome).removeprefix("no estimate: "))
         peaks[each] = found.peak
+        rows.append(found.rows)
+    if len(rows) > 1 and rows[0] and rows[0] == rows[1] and len(set(peaks.values())) == 1:
+        batches = " and ".join(map(str, ESTIMATED))
+        return Estimate(
+            {},
+            f"steps saw {rows[0]} samples at batches {batches}: the task must take its batch from `cell.batch`, or has "
+            "no more",
+        )
     return Estimate(peaks)
 
 

@@ -68,13 +68,17 @@ def card(memory: str | None, cells: int | None) -> Card:
     return Card("a GPU", size, cells)
 
 
-def about_estimates(card: Card) -> str:
+def about_estimates(plan: Plan, root: Path, card: Card) -> str:
     """What the table of estimates is about, and is not."""
     on = f"On {card.name} with {amount(card.total)}" + (f", {card.cells} cells on it" if card.cells else "")
+    prepared = not plan.task.has_prepare or (root / plan.directory / "prepare.done").exists()
+    unprepared = (
+        "" if prepared else "\nThe task's prepare() has not run yet; `snakemake probe`, as any run, does it first."
+    )
     other = "" if card.is_gpu else " Of a GPU: `--gpu-memory 48GiB`."
     return (
         f"{on}.{other}\nEstimates count tensors, not the libraries' workspaces nor what the allocator keeps: a first "
-        "guess, which nothing is run on. `snakemake probe` measures."
+        f"guess, which nothing is run on. `snakemake probe` measures.{unprepared}"
     )
 
 
