@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sweepack import memory, orphans, run
+from sweepack import memory, oom, orphans, run
 from sweepack.ddp.layout import Layout, Place, find_place
 from sweepack.ddp.meeting import Line
 from sweepack.ddp.starters import SETUP
@@ -167,7 +167,9 @@ def _run(setup: Mapping[str, Any], world: World, kind: str, label: str) -> tuple
         return {"state": State.FINISHED, "metrics": metrics, "memory": held.read()}, 0
     except BaseException as error:
         record, code = run.judge(error, record)
-        return {"state": record.status, "error": record.error, "memory": held.read()}, code
+        record = oom.tell(error, record, job)
+        end = {"state": record.status, "error": record.error, "failure": record.failure, "memory": held.read()}
+        return end, code
 
 
 class _Labelled:
