@@ -14,6 +14,8 @@ import pytest
 FAKE = Path(__file__).parents[1] / "fakes" / "simulated_gpu"
 
 TASK = """
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -24,6 +26,9 @@ GIB = 2**30
 def train(cell, *, x: int, need: dict, cached: bool = False, until: str = "fell"):
     with open("trained.txt", "a") as file:
         file.write(f"{x}@{cell.share:g}\\n")
+    if cell.share > 0.3 and Path("dying").exists():
+        Path("dying").unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
     kept = [torch.cuda.allocate(GIB)]
     Path(f"holds-{x}").touch()
     # Until the one that needs more has met its end.
@@ -137,7 +142,7 @@ def test_a_failure_is_accepted_only_when_there_is_no_larger_share(gpu, size):
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_one_that_waits_for_its_larger_share_can_be_stopped_and_goes_on_with_it(gpu, eventually, size):
-    sweep(gpu, {0: 10}, until="go", retry={"oom": "next_share"}, cells_per_job=size)
+    sweep(gpu, {0: 10}, until="go", retry={"oom": "next_share"}, cells_per_job=size, on_error="nan")
     run = gpu.start("--cores", "3")
     # Its neighbours hold half of the device: one half is there at once, the whole of it is not.
     eventually(lambda: gpu.trained().count("0@0.5") == 1 and outgrown(gpu) == 500, "the second attempt to end")
@@ -145,10 +150,22 @@ def test_one_that_waits_for_its_larger_share_can_be_stopped_and_goes_on_with_it(
     run.communicate(timeout=60)
     records = by_x(gpu)
     assert [records[x]["status"] for x in range(3)] == ["failed", "interrupted", "interrupted"]
+    # What a larger share may mend is no result yet.
+    assert not (records[0]["dir"] / "result.json").exists()
     (gpu.root / "go").touch()
     gpu.snakemake("--cores", "3")
     assert Counter(gpu.trained()) == {"0@0.25": 1, "0@0.5": 1, "0@1": 1, "1@0.25": 2, "2@0.25": 2}
     assert by_x(gpu)[0]["attempt"] == 3
+
+
+def test_one_that_is_killed_with_its_larger_share_goes_on_with_that(gpu):
+    sweep(gpu, {0: 6}, retry={"oom": "next_share"})
+    (gpu.root / "dying").touch()
+    gpu.snakemake("--cores", "3", status=1)
+    record = by_x(gpu)[0]
+    assert (record["status"], record["attempt"], record["share"]) == ("interrupted", 2, 500)
+    gpu.snakemake("--cores", "3")
+    assert Counter(gpu.trained()) == {"0@0.25": 1, "0@0.5": 2, "1@0.25": 1, "2@0.25": 1}
 
 
 def outgrown(sandbox):
