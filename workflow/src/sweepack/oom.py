@@ -1,7 +1,7 @@
 """Out of memory, told apart: at the cell's own cap, by another's doing, or with the device itself gone.
 
 Numbers decide: what torch's allocator held and was asked for when it gave up, against the cap. Its text says "allowed"
-in either case. Standard library at import, since every launcher asks `next_share`.
+in either case. Every launcher asks `next_share`: what it takes to tell an error is imported when there is one.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import contextlib
 import errno
 import os
 import re
-import resource
 import sys
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sweepack.job import Job
 from sweepack.leases import WHOLE
-from sweepack.neighbours import Others, others_on
 from sweepack.records import Record, State
+
+if TYPE_CHECKING:
+    from sweepack.neighbours import Others
 
 OOM_CAP = "oom_cap"
 OOM_NEIGHBOUR = "oom_neighbour"
@@ -145,6 +145,8 @@ def tell(error: BaseException, record: Record, job: Job) -> Record:
     try:
         found = _tell(error, job)
     except Exception:
+        import traceback
+
         print("what the error has to do with memory cannot be told:", file=sys.stderr)
         traceback.print_exc()
         return record
@@ -159,6 +161,8 @@ def tell(error: BaseException, record: Record, job: Job) -> Record:
 
 def _tell(error: BaseException, job: Job) -> tuple[str, str, int | None] | None:
     """The kind, the words about it, and the share that was too small."""
+    from sweepack.neighbours import others_on
+
     on_gpu = job.kind == "cuda"
     for each in _chain(error):
         text = f"{type(each).__name__}: {each}"
@@ -293,6 +297,8 @@ def _is_main_memory(error: BaseException, text: str) -> bool:
 
 def main_limit(job: Job) -> int | None:
     """The cell's ``mem`` in bytes, if the kernel holds this process to it; else None."""
+    import resource
+
     held = resource.getrlimit(resource.RLIMIT_DATA)[0] != resource.RLIM_INFINITY
     return job.mem_mb * 10**6 if held and job.mem_mb and job.memory.get("limit_main") else None
 
