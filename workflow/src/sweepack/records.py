@@ -84,7 +84,8 @@ class Record:
     number of ranks of a cell on several devices. ``batch`` is what ``cell.batch`` was. ``memory`` is in bytes:
     ``total`` of the device, ``cap``, and the peaks ``reserved`` and ``allocated`` (torch's allocator) and ``rss`` (main
     memory).
-    ``failure`` tells kinds of failure apart: ``oom_cap``, ``oom_neighbour``, ``device_lost``.
+    ``failure`` tells kinds of failure apart: ``oom_cap``, ``oom_neighbour``, ``device_lost``. ``outgrown`` is the
+    largest share whose GPU memory was too small for the cell with this batch, in any attempt so far.
     """
 
     cell: str
@@ -103,6 +104,7 @@ class Record:
     batch: int | None = None
     memory: dict[str, int | None] | None = None
     failure: str | None = None
+    outgrown: int | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self)) + "\n"

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sweepack import memory, orphans, provenance, run
+from sweepack import memory, oom, orphans, provenance, run
 from sweepack.ddp.layout import Layout, Place, find_place
 from sweepack.ddp.meeting import Line
 from sweepack.ddp.starters import SETUP
@@ -168,7 +168,8 @@ def _run(setup: Mapping[str, Any], world: World, kind: str, label: str) -> tuple
         end, code = {"state": State.FINISHED, "metrics": metrics}, 0
     except BaseException as error:
         record, code = run.judge(error, record)
-        end = {"state": record.status, "error": record.error}
+        record = oom.tell(error, record, job)
+        end = {"state": record.status, "error": record.error, "failure": record.failure}
     end["memory"] = held.read()
     if world.rank == 0:
         provenance.amend(files.provenance, {"memory": end["memory"]})

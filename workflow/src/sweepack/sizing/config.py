@@ -107,7 +107,7 @@ class Retry(Model):
         default=None,
         description="A cell that ran out of the memory of its share. `next_share`: it runs again at once with the next "
         "larger one (half as many cells on a device), up to a whole device; its batch stays the same. The table has "
-        "the share that each cell ran with.",
+        "the share that each cell ran with. Only for a GPU's memory: main memory (`mem`) does not come with a share.",
         examples=["next_share"],
     )
 
