@@ -32,6 +32,7 @@ class Cell:
 
     ``params`` are all parameters, ``seed`` is the parameter of that name (0 without one), ``dir`` is the cell's own
     directory, ``device`` is ``"cuda"`` or ``"cpu"``, ``share`` the fraction of the device that is the cell's,
+    ``batch`` is the batch size that the config gives or that was measured to fit (None: the config says nothing),
     ``attempt`` counts from 1.
 
     A cell on several devices is run by ``world_size`` processes, of which this is number ``rank``, ``local_rank`` on
@@ -45,6 +46,7 @@ class Cell:
         self.dir = files.directory
         self.device: str = facts.get("device", "cpu")
         self.share: float = facts.get("share", 1.0)
+        self.batch: int | None = facts.get("batch")
         self.attempt: int = facts.get("attempt", 1)
         self.threads: int = facts.get("threads", 1)
         self.world: World | None = facts.get("world")

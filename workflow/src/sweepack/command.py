@@ -39,6 +39,8 @@ def run_command(cell: Cell, argv: Sequence[str], kept_open: Sequence[int]) -> di
     words = [re.sub(r"\{(params|metrics|dir)\}", lambda found: places[found[0]], word) for word in argv]
     environment = {**os.environ, **variables(cell), "SWEEPACK_PARAMS": places["{params}"]}
     environment["SWEEPACK_METRICS"] = places["{metrics}"]
+    if cell.batch is not None:
+        environment["SWEEPACK_BATCH"] = str(cell.batch)
     try:
         # A session of its own, so that a signal reaches the program once and its own children with it.
         program = subprocess.Popen(

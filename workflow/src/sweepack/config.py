@@ -7,12 +7,13 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
-from sweepack.config_types import Megabytes, Minutes, Model, Share
+from sweepack.config_types import Megabytes, Minutes, Model
 from sweepack.ddp.config import DERIVED, Ddp, Nodes
 from sweepack.ddp.layout import Layout, layout_of
 from sweepack.errors import UserError, Verbatim, did_you_mean
 from sweepack.leases import WHOLE
 from sweepack.mps.config import Mps, MpsSetting
+from sweepack.sizing.config import BatchSetting, Memory, Retry, ShareSetting, Sizing
 from sweepack.slurm.config import PackSettings, Request, Slurm
 
 M = TypeVar("M", bound=BaseModel)
@@ -49,10 +50,17 @@ class Resources(Model):
         examples=[4],
     )
     ddp: Ddp = Field(default=Ddp(), description="More about cells with `gpus_per_node`.")
-    gpu: Share = Field(
+    gpu: ShareSetting = Field(
         default=WHOLE,
-        description="Share of one device, above 0 and up to 1. `0.25` lets four such cells run on a device at once.",
+        description="Share of one device, above 0 and up to 1: `0.25` lets four such cells run on it. "
+        "`auto`: as many as the memory measured of such a cell allows.",
         examples=[0.25],
+    )
+    batch: BatchSetting = Field(
+        default=None,
+        description="What `cell.batch` is in the task, None unless given: a number, or `auto` for one measured "
+        "to fit the cell's share of the device. It is recorded with each cell and changes no ids.",
+        examples=["auto"],
     )
     cpus: int = Field(
         default=1,
@@ -76,7 +84,7 @@ class Resources(Model):
 
     def layout(self, key: str = "resources") -> Layout | None:
         """How the cells lie on several devices, None where they have one. Raises UserError, naming ``key``."""
-        share = self.gpu if "gpu" in self.model_fields_set else None
+        share = self.gpu if "gpu" in self.model_fields_set and self.gpu != "auto" else None
         return layout_of(self.nodes, self.gpus_per_node, self.ddp.model_dump(exclude_unset=True), share, key)
 
 
@@ -197,6 +205,9 @@ class Config(Model):
         "defaults, numbers, and may be switched half-way.",
         examples=[True],
     )
+    memory: Memory = Field(default=Memory(), description="More about the cap on a cell's memory.")
+    sizing: Sizing = Field(default=Sizing(), description="How what is `auto` under `resources` is measured.")
+    retry: Retry = Field(default=Retry(), description="What is tried again by itself, and how.")
     report: bool = Field(
         default=True, description="Write `report.html` beside the table. Drawing it takes a few seconds."
     )
@@ -326,6 +337,9 @@ def _model_at(location: list[Any]) -> type[BaseModel]:
         ("resources", "ddp"): Ddp,
         ("objective",): Objective,
         ("mps",): Mps,
+        ("memory",): Memory,
+        ("sizing",): Sizing,
+        ("retry",): Retry,
         ("slurm",): Slurm,
         ("slurm", "pack"): PackSettings,
     }

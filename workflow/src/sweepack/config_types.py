@@ -15,7 +15,7 @@ class Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-def _share(value: Any) -> int:
+def share_of(value: Any) -> int:
     """Thousandths of a device from the fraction in the config."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("a number above 0 and up to 1|write it unquoted: `gpu: 0.25`")
@@ -65,6 +65,5 @@ def _has_unit(text: str) -> bool:
     return text.rstrip()[-1:].isalpha()
 
 
-Share = Annotated[int, BeforeValidator(_share)]
 Megabytes = Annotated[int, BeforeValidator(_memory)]
 Minutes = Annotated[int, BeforeValidator(_minutes)]

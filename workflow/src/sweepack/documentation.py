@@ -12,6 +12,7 @@ from sweepack.config import Command, Config, Objective, Resources, Sample, Sweep
 from sweepack.ddp.config import Ddp
 from sweepack.files import write_atomic
 from sweepack.mps.config import Mps
+from sweepack.sizing.config import Memory, Retry, Sizing
 from sweepack.slurm.config import PackSettings, Request, Slurm
 
 _SECTIONS: list[tuple[str, str, type[BaseModel]]] = [
@@ -24,6 +25,9 @@ _SECTIONS: list[tuple[str, str, type[BaseModel]]] = [
     ("`resources[].slurm`", "resources[].slurm.", Request),
     ("`objective`", "objective.", Objective),
     ("`mps`", "mps.", Mps),
+    ("`memory`", "memory.", Memory),
+    ("`sizing`", "sizing.", Sizing),
+    ("`retry`", "retry.", Retry),
     ("`slurm`", "slurm.", Slurm),
     ("`slurm.pack`", "slurm.pack.", PackSettings),
 ]
@@ -67,7 +71,12 @@ def schema() -> str:
     content = Config.model_json_schema()
     share = content["$defs"]["Resources"]["properties"]["gpu"]
     # The models hold thousandths, megabytes and minutes; what people write is wider.
-    share.update({"type": "number", "exclusiveMinimum": 0, "maximum": 1, "default": 1})
+    number = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
+    share.update({"anyOf": [number, {"const": "auto", "type": "string"}], "default": 1})
+    for name in ("reserve", "overhead"):
+        content["$defs"]["Memory"]["properties"][name]["anyOf"] = [{"type": "string"}, {"type": "integer"}]
+        del content["$defs"]["Memory"]["properties"][name]["type"]
+    content["$defs"]["Resources"]["properties"]["batch"]["anyOf"][1]["minimum"] = 1
     for holder, name in ((content["$defs"]["Resources"], "mem"), (content["$defs"]["Resources"], "runtime")):
         holder["properties"][name]["anyOf"] = [{"type": "string"}, {"type": "integer"}, {"type": "null"}]
     timeout = content["properties"]["lease_timeout"]

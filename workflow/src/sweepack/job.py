@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sweepack.records import CellFiles, Record, State
@@ -24,6 +24,8 @@ class Launch:
     ``round_robin``: on device ``index`` modulo the devices. ``start``: ``auto`` (from the warm host) or ``fresh``.
     ``timeout``: minutes to wait for the share. ``rejected``: how many results of the cell were refused so far.
     ``mps``: how it uses MPS, if it shares its device (``mps.config.Mps``; None: not).
+    ``batch``: what ``cell.batch`` is. ``memory``: the settings of the cap (``sizing.config.Memory``). ``retry_oom``: a
+    cell that runs out of its share's memory is run again with the next larger share.
     ``layout``: as `sweepack.ddp.layout.Layout` has it, None for a cell on one device.
     """
 
@@ -39,6 +41,9 @@ class Launch:
     rejected: int
     mps: dict[str, Any] | None = None
     layout: dict[str, Any] | None = None
+    batch: int | None = None
+    memory: dict[str, Any] = field(default_factory=dict)
+    retry_oom: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,7 @@ class Job:
     ``checked`` says that the driver knows the device, ``share`` is in thousandths, ``accept`` says whether a failure of
     the task is to be accepted as the cell's result, ``kept_open`` are the descriptors of lease and lock, and
     ``terminal`` is the one to report to. ``mps``: what a cell under MPS is told about it (``mps.daemon.Membership``).
+    ``batch`` and ``memory`` are as in ``Launch``; ``mem_mb`` too.
     """
 
     directory: str
@@ -62,6 +68,9 @@ class Job:
     kept_open: tuple[int, ...]
     terminal: int
     mps: dict[str, Any] | None = None
+    batch: int | None = None
+    memory: dict[str, Any] = field(default_factory=dict)
+    mem_mb: int = 0
 
     def to_json(self) -> str:
         return json.dumps(self.__dict__)

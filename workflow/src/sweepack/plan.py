@@ -79,6 +79,10 @@ class Plan:
         """Thousandths of a device that ``cell`` takes."""
         return _share(self.config, cell)
 
+    def batch(self, cell: Cell) -> int | None:
+        """What ``cell.batch`` is to be."""
+        return cell.resources.batch if isinstance(cell.resources.batch, int) else None
+
     def threads(self, cell: Cell) -> int:
         """CPU threads that ``cell`` takes on this machine, those of all its ranks."""
         layout = self.layouts.get(cell.id)
@@ -105,6 +109,9 @@ class Plan:
             timeout=config.lease_timeout,
             rejected=self.states[cell.id].rejected,
             mps=config.mps.model_dump() if config.mps else None,
+            batch=self.batch(cell),
+            memory=config.memory.model_dump(),
+            retry_oom=config.retry.oom == "next_share",
             layout=self.layouts[cell.id].to_dict() if cell.id in self.layouts else None,
         )
 
@@ -178,7 +185,9 @@ def _packs(config: Config, cells: Sequence[Cell], states: Mapping[str, Assessmen
 
 
 def _share(config: Config, cell: Cell) -> int:
-    return WHOLE // config.jobs_per_gpu if config.jobs_per_gpu else cell.resources.gpu
+    if config.jobs_per_gpu:
+        return WHOLE // config.jobs_per_gpu
+    return cell.resources.gpu if isinstance(cell.resources.gpu, int) else WHOLE
 
 
 def check_pool(plan: Plan, environ: Mapping[str, str]) -> list[Device]:

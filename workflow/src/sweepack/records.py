@@ -81,7 +81,10 @@ class Record:
 
     ``started`` and ``ended`` are Unix times in seconds, ``share`` is in thousandths of a device, ``rejected``
     counts the results of this cell that a plan has refused (accepted failures and broken files), ``world_size`` is the
-    number of ranks of a cell on several devices.
+    number of ranks of a cell on several devices. ``batch`` is what ``cell.batch`` was. ``memory`` is in bytes:
+    ``total`` of the device, ``cap``, and the peaks ``reserved`` and ``allocated`` (torch's allocator) and ``rss`` (main
+    memory).
+    ``failure`` tells kinds of failure apart: ``oom_cap``, ``oom_neighbour``, ``device_lost``.
     """
 
     cell: str
@@ -97,6 +100,9 @@ class Record:
     metrics: dict[str, Any] | None = None
     error: str | None = None
     world_size: int | None = None
+    batch: int | None = None
+    memory: dict[str, int | None] | None = None
+    failure: str | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self)) + "\n"

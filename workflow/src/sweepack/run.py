@@ -52,6 +52,7 @@ def main(job: Job) -> int:
         device=job.device,
         share=job.share,
         threads=job.threads,
+        batch=job.batch,
     )
     process = os.getpid()
     try:
@@ -114,10 +115,18 @@ def run_task(
         device=device,
         world=world,
         share=job.share / WHOLE,
+        batch=job.batch,
         attempt=record.attempt,
         threads=job.threads,
     )
-    facts = {"device": job.device, "share": job.share, "threads": job.threads, "memory_cap": limit, "seed": cell.seed}
+    facts = {
+        "device": job.device,
+        "share": job.share,
+        "threads": job.threads,
+        "batch": job.batch,
+        "memory_cap": limit,
+        "seed": cell.seed,
+    }
     if job.mps is not None:
         facts["mps"] = {"client": None, **job.mps["variables"]}
     root = Path.cwd()

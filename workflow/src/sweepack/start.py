@@ -169,6 +169,9 @@ def _run(
         kept_open=(lease.fd, lock, *([mps.fd] if mps else [])),
         terminal=terminal,
         mps=mps.told if mps else None,
+        batch=cell.launch.batch,
+        memory=cell.launch.memory,
+        mem_mb=cell.launch.mem_mb,
     )
     log = os.open(cell.files.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:

@@ -122,6 +122,7 @@ class _Attempt:
             device=where,
             share=WHOLE,
             threads=cell.launch.threads,
+            batch=cell.launch.batch,
             world_size=layout.world_size,
         )
 
@@ -152,6 +153,7 @@ class _Attempt:
                 "kind": devices[0].kind if devices else None,
                 "checked": bool(devices and devices[0].model),
                 "threads": self._cell.launch.threads,
+                "batch": self._cell.launch.batch,
                 "attempt": self._record.attempt,
                 "rejected": self._record.rejected,
                 "parent": os.getpid(),

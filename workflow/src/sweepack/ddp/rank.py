@@ -150,6 +150,7 @@ def _run(setup: Mapping[str, Any], world: World, kind: str, label: str) -> tuple
         accept=False,
         kept_open=(),
         terminal=2,
+        batch=setup["batch"],
     )
     os.environ["PL_GLOBAL_SEED"] = str(meaning["seed"] % 2**32)  # of samplers: the same on every rank
     try:
