@@ -13,9 +13,10 @@ from snakemake.utils import min_version
 min_version("9.27")
 
 try:
+    from sweepack.describe import describe
     from sweepack.errors import UserError
     from sweepack.listing import write_listing
-    from sweepack.plan import check_pool, describe, make_plan
+    from sweepack.plan import check_pool, make_plan
     from sweepack.preheat import cell_host, check_task, preheat, results_host
     from sweepack.slurm.plan import check_requests
     from sweepack.slurm.start import clear_queue
