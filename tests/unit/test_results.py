@@ -37,7 +37,8 @@ def test_a_row_a_cell_with_its_attempt_parameters_and_metrics(tmp_path):
     manifest = make_sweep(tmp_path / "s", [{"lr": 0.1}, {"lr": 0.2, "seed": 1}], [{"acc": 0.9}, {"acc": 0.8}])
     table = build_table(manifest, tmp_path / "s")
     assert list(table.columns) == [
-        *("cell", "name", "status", "attempt", "device", "host", "share", "wall_s", "started", "ended", "error"),
+        *("cell", "name", "status", "attempt", "device", "host", "share", "wall_s", "started", "ended"),
+        *("gpu_memory_gib", "gpu_util", "gpu_power_w", "error"),
         *("params.lr", "params.seed", "metrics.acc"),
     ]
     assert table["cell"].tolist() == ["0001", "0002"]
@@ -51,7 +52,7 @@ def test_a_row_a_cell_with_its_attempt_parameters_and_metrics(tmp_path):
 def test_axes_come_before_the_other_parameters_in_their_order(tmp_path):
     manifest = make_sweep(tmp_path / "s", [{"a": 1, "seed": 0, "lr": 0.1}], [{"acc": 1}], axes=["lr", "seed"])
     table = build_table(manifest, tmp_path / "s")
-    assert list(table.columns[11:]) == ["params.lr", "params.seed", "params.a", "metrics.acc"]
+    assert list(table.columns[14:]) == ["params.lr", "params.seed", "params.a", "metrics.acc"]
 
 
 def test_only_finished_cells_have_metrics(tmp_path):

@@ -28,6 +28,7 @@ from sweepack.errors import UserError, Verbatim, did_you_mean
 from sweepack.files import write_atomic
 from sweepack.manifest import Manifest, ManifestCell, cell_files
 from sweepack.records import Assessment, State, assess, read_history
+from sweepack.usage import number
 
 TABLE = pa.schema(
     [
@@ -41,6 +42,9 @@ TABLE = pa.schema(
         ("wall_s", pa.float64()),
         ("started", pa.timestamp("us", "UTC")),
         ("ended", pa.timestamp("us", "UTC")),
+        ("gpu_memory_gib", pa.float64()),
+        ("gpu_util", pa.float64()),
+        ("gpu_power_w", pa.float64()),
         ("error", pa.string()),
     ]
 )
@@ -54,9 +58,11 @@ ABSENT = object()
 def build_table(manifest: Manifest, directory: Path) -> pd.DataFrame:
     """One row a cell, in index order, from what ``directory`` (``results/<sweep>``) holds now.
 
-    ``share`` is a fraction of a device, ``wall_s`` in seconds, ``started`` and ``ended`` in UTC. Then come
-    ``params.<dotted name>`` (the axes first) and ``metrics.<name>`` (of finished cells only). Integers are Int64,
-    floats float64 (a missing one is NaN), the others boolean, string or Arrow lists.
+    ``share`` is a fraction of a device, ``wall_s`` in seconds, ``started`` and ``ended`` in UTC. NVML's numbers are
+    ``gpu_memory_gib`` (the peak of the cell's processes), and ``gpu_util`` (percent) and ``gpu_power_w``, which are
+    means of the whole device while the cell ran. Then come ``params.<dotted name>`` (the axes first) and
+    ``metrics.<name>`` (of finished cells only). Integers are Int64, floats float64 (a missing one is NaN), the others
+    boolean, string or Arrow lists.
     """
     return _to_pandas(_table(Aggregate(manifest, directory)))
 
@@ -236,7 +242,7 @@ def _table(aggregate: Aggregate) -> pa.Table:
     for cell in aggregate.manifest.cells:
         seen = aggregate.states[cell.id]
         row = {"cell": cell.id, "name": cell.slug, "status": str(seen.state), "error": seen.trouble}
-        rows.append(row | _attempt(seen) | flat("params.", cell.params) | _metrics(seen))
+        rows.append(row | _attempt(seen) | _usage(aggregate, cell.id) | flat("params.", cell.params) | _metrics(seen))
     return _typed(TABLE, transpose(rows, TABLE.names), [f"params.{axis}" for axis in aggregate.manifest.axes])
 
 
@@ -255,6 +261,19 @@ def _attempt(seen: Assessment) -> dict[str, Any]:
         "ended": None if ended is None else round(ended * 1e6),
         "error": seen.trouble or (record.error and _encodable(record.error)),
     }
+
+
+def _usage(aggregate: Aggregate, cell: str) -> dict[str, Any]:
+    found = aggregate.usage(cell)
+    return (
+        {
+            "gpu_memory_gib": number(found, "cell_memory", "peak"),
+            "gpu_util": number(found, "utilisation", "mean"),
+            "gpu_power_w": number(found, "power", "mean"),
+        }
+        if found
+        else {}
+    )
 
 
 def _metrics(seen: Assessment) -> dict[str, Any]:
