@@ -94,3 +94,17 @@ def test_a_run_without_nvml_or_a_gpu_is_as_ever(gpu):
     assert len(list(gpu.root.glob("results/test/cells/*/usage.json"))) == 1
     table = pd.read_parquet(gpu.root / "results/test/table.parquet")
     assert table["gpu_util"].isna().all() and table["status"].tolist() == ["finished"]
+
+
+def test_a_cell_is_not_forked_from_a_process_that_has_nvml_open(gpu):
+    # Of two models only CUDA knows which is which, so that the cell runs, though NVML was asked.
+    (gpu.nvml / f"{GPU}.json").write_text("{}")
+    (gpu.nvml / "GPU-2.json").write_text('{"name": "NVIDIA T4"}')
+    task = "import pynvml, time\n\ndef train(cell):\n    time.sleep(0.6)\n    return {'open': pynvml._initialised}\n"
+    gpu.write("task.py", task)
+    gpu.config(sweep={"name": "test", "task": "task.py:train"})
+    gpu.snakemake("--cores", "1", CUDA_VISIBLE_DEVICES="0")
+    (record,) = gpu.cells().values()
+    assert record["metrics"] == {"open": 0}
+    assert "started fresh" not in (record["dir"] / "log.txt").read_text()
+    assert "cannot be told" in usage(record)["power"]["why"]

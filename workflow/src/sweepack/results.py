@@ -28,7 +28,7 @@ from sweepack.errors import UserError, Verbatim, did_you_mean
 from sweepack.files import write_atomic
 from sweepack.manifest import Manifest, ManifestCell, cell_files
 from sweepack.records import Assessment, State, assess, read_history
-from sweepack.usage import number
+from sweepack.usage import USAGE_COLUMNS, usage_columns
 
 TABLE = pa.schema(
     [
@@ -42,9 +42,7 @@ TABLE = pa.schema(
         ("wall_s", pa.float64()),
         ("started", pa.timestamp("us", "UTC")),
         ("ended", pa.timestamp("us", "UTC")),
-        ("gpu_memory_gib", pa.float64()),
-        ("gpu_util", pa.float64()),
-        ("gpu_power_w", pa.float64()),
+        *((name, pa.float64()) for name in USAGE_COLUMNS),
         ("error", pa.string()),
     ]
 )
@@ -64,16 +62,28 @@ def build_table(manifest: Manifest, directory: Path) -> pd.DataFrame:
     ``metrics.<name>`` (of finished cells only). Integers are Int64, floats float64 (a missing one is NaN), the others
     boolean, string or Arrow lists.
     """
-    return _to_pandas(_table(Aggregate(manifest, directory)))
+    return table_of(Aggregate(manifest, directory))
+
+
+def table_of(aggregate: Aggregate) -> pd.DataFrame:
+    """The table of cells that have been read already."""
+    return _to_pandas(_table(aggregate))
 
 
 def build_history(manifest: Manifest, directory: Path) -> pd.DataFrame:
     """``cell``, ``epoch``, ``step`` and ``metrics.<name>`` of every row that the cells have logged, typed alike."""
-    return _to_pandas(_history(Aggregate(manifest, directory)))
+    return history_of(Aggregate(manifest, directory))
 
 
-def write_tables(manifest: Manifest, directory: Path, *, partial: bool = False) -> None:
+def history_of(aggregate: Aggregate) -> pd.DataFrame:
+    """The history of cells that have been read already."""
+    return _to_pandas(_history(aggregate))
+
+
+def write_tables(manifest: Manifest, directory: Path, *, partial: bool = False) -> Aggregate:
     """Write ``table`` and ``history`` (``.parquet`` and ``.csv``) and ``failures.csv`` into ``directory``.
+
+    Returns what they show.
 
     Each file is replaced in one step, ``table.stamp`` last. Failures are the cells that failed, were interrupted or
     were lost. Raises UserError when a cell has neither finished nor failed, unless ``partial`` allows for holes.
@@ -102,6 +112,7 @@ def write_tables(manifest: Manifest, directory: Path, *, partial: bool = False) 
     write_atomic(directory / "table.parquet", _parquet(table))
     aggregate.save()
     write_stamp(directory, contents(manifest, aggregate.states))
+    return aggregate
 
 
 def read_table(directory: Path) -> pd.DataFrame:
@@ -242,7 +253,13 @@ def _table(aggregate: Aggregate) -> pa.Table:
     for cell in aggregate.manifest.cells:
         seen = aggregate.states[cell.id]
         row = {"cell": cell.id, "name": cell.slug, "status": str(seen.state), "error": seen.trouble}
-        rows.append(row | _attempt(seen) | _usage(aggregate, cell.id) | flat("params.", cell.params) | _metrics(seen))
+        rows.append(
+            row
+            | _attempt(seen)
+            | usage_columns(aggregate.usage(cell.id))
+            | flat("params.", cell.params)
+            | _metrics(seen)
+        )
     return _typed(TABLE, transpose(rows, TABLE.names), [f"params.{axis}" for axis in aggregate.manifest.axes])
 
 
@@ -261,19 +278,6 @@ def _attempt(seen: Assessment) -> dict[str, Any]:
         "ended": None if ended is None else round(ended * 1e6),
         "error": seen.trouble or (record.error and _encodable(record.error)),
     }
-
-
-def _usage(aggregate: Aggregate, cell: str) -> dict[str, Any]:
-    found = aggregate.usage(cell)
-    return (
-        {
-            "gpu_memory_gib": number(found, "cell_memory", "peak"),
-            "gpu_util": number(found, "utilisation", "mean"),
-            "gpu_power_w": number(found, "power", "mean"),
-        }
-        if found
-        else {}
-    )
 
 
 def _metrics(seen: Assessment) -> dict[str, Any]:

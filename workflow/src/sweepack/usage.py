@@ -31,6 +31,11 @@ INTERVAL_SECONDS = 1.0
 _PATIENCE_SECONDS = 1.0
 _GIB = 2**30
 _HOST_PROCESSES = "pid:[4026531836]"  # the kernel's fixed name for the namespace of the machine itself
+USAGE_COLUMNS = {
+    "gpu_memory_gib": ("cell_memory", "peak"),
+    "gpu_util": ("utilisation", "mean"),
+    "gpu_power_w": ("power", "mean"),
+}
 UNITS = {"cell_memory": "GiB", "device_memory": "GiB", "utilisation": "%", "power": "W"}
 
 
@@ -164,6 +169,11 @@ def number(usage: Mapping[str, Any], name: str, kind: str) -> float | None:
     entry = usage.get(name)
     value = entry.get(kind) if isinstance(entry, Mapping) else None
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def usage_columns(usage: Mapping[str, Any]) -> dict[str, float | None]:
+    """Its numbers in the table, under ``USAGE_COLUMNS``; {} where there is none."""
+    return {column: number(usage, *which) for column, which in USAGE_COLUMNS.items()} if usage else {}
 
 
 _lock = threading.Lock()
