@@ -8,14 +8,13 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from fake_nvml import GIB, FakeNvml, Gpu, Mig, Process
 from sweepack import usage
 from sweepack.job import Job
 from sweepack.records import CellFiles, Record, State
-from sweepack.usage import Usage, is_below, read_device, read_usage, sampled
+from sweepack.usage import Usage, is_below, number, on_gpu, read_device, read_usage, sampled
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 # A cell with a child in a session of its own, whose parent has ended; it writes its number down and waits.
@@ -233,12 +232,18 @@ def test_a_folder_that_cannot_be_written_to_is_no_error(node, cell, tmp_path):
     ("device", "world_size", "counts"),
     [("cuda:0 NVIDIA H200", None, True), ("cpu", None, False), ("sim:0", None, False), ("cuda:0, cuda:1", 2, False)],
 )
-def test_it_is_read_for_cells_on_a_gpu_only(tmp_path, device, world_size, counts):
+def test_it_is_looked_for_with_cells_on_one_gpu_only(device, world_size, counts):
+    assert on_gpu(Record("c", State.FINISHED, 1, device=device, world_size=world_size)) is counts
+
+
+def test_a_broken_file_is_as_none(tmp_path):
     files = CellFiles(tmp_path)
-    record = Record("c", State.FINISHED, 1, device=device, world_size=world_size)
-    files.usage.write_text('{"power": {"mean": 1}}')
-    assert bool(read_usage(files, record)) is counts
-    for text in ("", "[]", "{"):
-        files.usage.write_text(text)
-        assert read_usage(files, record) == {}
-    assert read_usage(CellFiles(Path("/nowhere")), record) == {}
+    for text in (None, "", "[]", "{"):
+        if text is not None:
+            files.usage.write_text(text)
+        assert read_usage(files) == {}
+    files.usage.write_text('{"power": {"mean": 1, "peak": NaN}, "utilisation": 3}')
+    found = read_usage(files)
+    assert [number(found, *which) for which in (("power", "mean"), ("power", "peak"), ("utilisation", "mean"))] == [
+        *(1, None, None),
+    ]

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from sweepack.files import write_atomic
 from sweepack.manifest import Manifest, cell_files
 from sweepack.records import Assessment, CellFiles, Record, State, assess, read_history
-from sweepack.usage import read_usage
+from sweepack.usage import on_gpu, read_usage
 
 Columns = dict[str, list[Any]]
 INDEX = ("epoch", "step")
@@ -89,11 +89,14 @@ class Aggregate:
 
         It is written just after the status, once an attempt: what is there stays so, what is missing may come yet.
         """
+        record = self.states[cell].record
+        if record is None or not on_gpu(record):
+            return {}
         if cell in self._kept and self._kept[cell].usage != "{}":
             kept: dict[str, Any] = json.loads(self._kept[cell].usage)
             return kept
         if cell not in self._usages:
-            self._usages[cell] = read_usage(cell_files(self.directory, cell), self.states[cell].record)
+            self._usages[cell] = read_usage(cell_files(self.directory, cell))
         return self._usages[cell]
 
     def save(self) -> None:

@@ -147,10 +147,8 @@ def sampled(job: Job, environment: Mapping[str, str], pid: int) -> Iterator[None
                 write_atomic(files.usage, json.dumps(usage.summary(), indent=2) + "\n", durable=False)
 
 
-def read_usage(files: CellFiles, record: Record | None) -> dict[str, Any]:
-    """What ``usage.json`` holds, for a cell whose ``record`` says that it ran on one GPU; {} when there is none."""
-    if record is None or not on_gpu(record):
-        return {}
+def read_usage(files: CellFiles) -> dict[str, Any]:
+    """What ``usage.json`` holds; {} when there is none."""
     try:
         found = json.loads(files.usage.read_bytes())
     except (OSError, ValueError):
@@ -159,7 +157,7 @@ def read_usage(files: CellFiles, record: Record | None) -> dict[str, Any]:
 
 
 def on_gpu(record: Record) -> bool:
-    """Whether the cell had a GPU, one."""
+    """Whether the cell ran on a GPU, and on one only: others are not looked at."""
     device = record.device
     return device is not None and device != "cpu" and not device.startswith("sim:") and record.world_size is None
 
