@@ -10,9 +10,10 @@ from sweepack.aggregate import Aggregate
 from sweepack.job import Launch
 from sweepack.leases import WHOLE
 from sweepack.manifest import cell_files
-from sweepack.memory import GIB, OVERHEAD, RESERVE, cap
+from sweepack.memory import GIB, cap
 from sweepack.mps.config import MOST_CLIENTS
 from sweepack.records import Record, State
+from sweepack.sizing.config import Memory
 from sweepack.usage import number, on_gpu
 
 # A smaller share must hold this much more than what was seen.
@@ -100,10 +101,10 @@ def _settings(aggregate: Aggregate, cell: str) -> tuple[int, int]:
     """Bytes of reserve and overhead that the cell was started with."""
     try:
         meaning = json.loads(cell_files(aggregate.directory, cell).meaning.read_bytes())
-        memory = Launch(**meaning["launch"]).memory
-        return memory["reserve"] * 10**6, memory["overhead"] * 10**6
+        memory = Memory(**Launch(**meaning["launch"]).memory)
     except (OSError, ValueError, KeyError, TypeError):
-        return RESERVE, OVERHEAD
+        memory = Memory()
+    return memory.reserve * 10**6, memory.overhead * 10**6
 
 
 def _gib(size: int) -> str:

@@ -213,11 +213,11 @@ def read_device(nvml: Nvml, handle: Any) -> Reading:
         device_memory=ask(lambda handle: nvml.nvmlDeviceGetMemoryInfo(handle).used / _GIB),
         utilisation=ask(lambda handle: float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)),
         power=ask(lambda handle: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),
-        processes=ask(lambda handle: _processes(nvml, handle)),
+        processes=ask(lambda handle: processes_on(nvml, handle)),
     )
 
 
-def _processes(nvml: Nvml, handle: Any) -> dict[int, int | None]:
+def processes_on(nvml: Nvml, handle: Any) -> dict[int, int | None]:
     """Bytes by process, of all kinds; raises NVMLError."""
     listed = list(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
     for others in (nvml.nvmlDeviceGetMPSComputeRunningProcesses, nvml.nvmlDeviceGetGraphicsRunningProcesses):
