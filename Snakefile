@@ -18,6 +18,8 @@ try:
     from sweepack.listing import write_listing
     from sweepack.plan import check_pool, make_plan
     from sweepack.preheat import cell_host, check_task, preheat, results_host
+    from sweepack.sizing.describe import pinned, require_sizes
+    from sweepack.sizing.jobs import PROBE, write_requests
     from sweepack.slurm.plan import check_requests
     from sweepack.slurm.start import clear_queue
     from sweepack.validation.command import TARGET, arguments
@@ -52,6 +54,7 @@ try:
         check_task(PLAN, ROOT, POOL, os.environ, running=False)
         check_requests(PLAN.slurm)
         print(describe(PLAN), file=sys.stderr)
+        require_sizes(PLAN, asked=PROBE in sys.argv)
     elif workflow.is_main_process:
         POOL = check_pool(PLAN, os.environ)
         check_task(PLAN, ROOT, POOL, os.environ, running=not dry)
@@ -60,14 +63,18 @@ try:
         print(
             describe(PLAN, POOL, None if dry and cores == 1 else cores), file=sys.stderr
         )
+        require_sizes(PLAN, asked=PROBE in sys.argv)
 except UserError as error:
     print(error, file=sys.stderr)
     sys.exit(1)
 
 
 def runs_cells():
-    """Whether this is a run of the sweep: to try the cluster nothing of it is run or written."""
-    return set(workflow.dag_settings.targets) != {TARGET}
+    """Whether this is a run of the sweep: to try the cluster, or to measure, nothing of it is run or written."""
+    return not PLAN.probes and set(workflow.dag_settings.targets) not in (
+        {TARGET},
+        {PROBE},
+    )
 
 
 # What is there by now stays: the garbage collector need not look through it while the jobs are made.
@@ -77,6 +84,7 @@ gc.freeze()
 include: "workflow/rules/common.smk"
 include: "workflow/rules/cells.smk"
 include: "workflow/rules/ddp.smk"
+include: "workflow/rules/probe.smk"
 include: "workflow/rules/results.smk"
 include: "workflow/rules/validate.smk"
 
@@ -89,6 +97,7 @@ localrules:
     outdate,
     table,
     report,
+    probe,
     validate_cluster,
 
 
@@ -106,6 +115,15 @@ onstart:
             preheat(PLAN, ROOT, POOL, os.environ)
         write_listing(PLAN, ROOT)
         remove_old_markers()
+    elif TARGET not in workflow.dag_settings.targets:
+        write_requests(
+            PLAN.probes, PLAN.config, PLAN.task, ROOT, ROOT / PLAN.directory
+        )
+
+
+onsuccess:
+    if PLAN.probes and TARGET not in workflow.dag_settings.targets:
+        print(pinned(PLAN, ROOT), file=sys.stderr)
 
 
 onerror:
@@ -118,5 +136,5 @@ rule all:
     default_target: True
     input:
         WANTED,
-        rules.table.output,
-        rules.report.output if PLAN.config.report else [],
+        rules.table.output if not PLAN.probes else [],
+        rules.report.output if PLAN.config.report and not PLAN.probes else [],

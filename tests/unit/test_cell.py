@@ -1,4 +1,4 @@
-"""What a task has in its hands: history, state to resume from, metrics, caps and a clean environment."""
+"""What a task has in its hands: history, state to resume from, metrics and a clean environment."""
 
 from __future__ import annotations
 
@@ -9,14 +9,9 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from sweepack import memory
 from sweepack.cell import Cell, plain_metrics
 from sweepack.environment import cell_environment
 from sweepack.records import CellFiles
-
-GIB = 2**30
 
 
 def make(tmp_path, identity="c1"):
@@ -115,55 +110,6 @@ def test_what_is_no_metric_is_named(bad):
 def test_a_trainer_takes_nothing_that_contradicts_the_cell(tmp_path, argument):
     with pytest.raises(TypeError, match="follows from the cell's resources"):
         make(tmp_path).trainer(**argument)
-
-
-@given(share=st.integers(50, 999), total=st.integers(16, 160))
-def test_the_caps_of_all_cells_with_their_overhead_fit_the_device(share, total):
-    cells = 1000 // share
-    each = memory.cap(share, total * GIB) + memory.OVERHEAD
-    assert cells * each <= total * GIB - memory.RESERVE
-
-
-def test_a_share_that_holds_no_cuda_context_is_refused():
-    with pytest.raises(ValueError, match="below the"):
-        memory.cap(10, 16 * GIB)
-
-
-class FakeCuda:
-    def __init__(self, initialised):
-        self.initialised = initialised
-        self.calls = []
-
-    def is_initialized(self):
-        return self.initialised
-
-    def get_device_properties(self, index):
-        return type("Properties", (), {"total_memory": 80 * GIB})()
-
-    def set_per_process_memory_fraction(self, fraction, device):
-        self.calls.append((fraction, device))
-
-
-@pytest.mark.parametrize(("share", "calls"), [(250, 1), (1000, 0)])
-def test_the_cap_is_put_in_force_for_shares_only(monkeypatch, share, calls):
-    import torch
-
-    cuda = FakeCuda(False)
-    monkeypatch.setattr(torch, "cuda", cuda)
-    limit = memory.apply_cap(share)
-    assert len(cuda.calls) == calls
-    if calls:
-        fraction, device = cuda.calls[0]
-        assert isinstance(fraction, float) and 0.2 < fraction < 0.25 and device == 0
-        assert limit == memory.cap(250, 80 * GIB)
-
-
-def test_a_process_that_has_used_cuda_already_is_refused(monkeypatch):
-    import torch
-
-    monkeypatch.setattr(torch, "cuda", FakeCuda(True))
-    with pytest.raises(RuntimeError, match="CUDA was initialised before"):
-        memory.apply_cap(250)
 
 
 def test_the_environment_is_scrubbed_of_ranks_and_keeps_the_rest():

@@ -47,6 +47,19 @@ def test_show_lists_the_cells_with_the_parameters_that_vary():
     assert "width" in table(sweepack("show", "s", "--all-params")[0])[0]
 
 
+def test_show_has_the_peak_of_what_was_capped_and_no_more():
+    make_sweep(Path("results/s"), GRID, SCORES, memory={"cap": None, "reserved": None, "rss": 2**28})
+    assert "peak" not in sweepack("show", "s")[0]
+    end_cell(Path("results/s"), "0001", metrics={}, memory={"cap": 2**30, "reserved": None, "rss": 2**28})
+    head, first, *_ = table(sweepack("show", "s")[0])
+    assert "peak_reserved_gib" not in head and first[head.index("peak_rss_gib")] == "0.250"
+    end_cell(
+        Path("results/s"), "0002", State.FAILED, memory={"reserved": 2**29, "rss": 1}, failure="oom_cap", error="e"
+    )
+    head = table(sweepack("show", "s")[0])[0]
+    assert {"peak_reserved_gib", "failure"} <= set(head) and "peak_rss_gib" not in head
+
+
 def test_show_picks_and_sorts_cells_and_says_how_many_it_leaves_out():
     make_sweep(Path("results/s"), GRID, SCORES)
     end_cell(Path("results/s"), "0002", State.FAILED, error="ValueError: too much\nand more")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from fake_nvml import FakeNvml, Gpu, Mig
 from hypothesis import given
 from hypothesis import strategies as st
-from sweepack.ddp.layout import Layout, Place, find_place, node_range, tasks_per_node
+from sweep_tools import check_words, config_of, refused
+from sweepack.config import validate
+from sweepack.ddp.layout import Layout, Place, check_machine, find_place, node_range, tasks_per_node
 from sweepack.ddp.merge import merged
 from sweepack.ddp.ports import Port
 from sweepack.ddp.world import rank_seed
+from sweepack.devices import visible_pool
 
 TWO_BY_TWO = Layout(2, 2, 2, "srun")
 
@@ -124,3 +128,11 @@ def test_lightning_gets_what_the_layout_says_and_whole_checkpoints_of_what_is_sh
     environment = CellEnvironment(world)
     assert (environment.global_rank(), environment.local_rank(), environment.node_rank()) == (3, 1, 1)
     assert environment.world_size() == 4 and environment.creates_processes_externally
+
+
+def test_a_cell_over_several_mig_instances_is_refused() -> None:
+    split = Gpu("GPU-1", mig=(Mig("MIG-1", 1), Mig("MIG-2", 2)), mig_mode=True)
+    pool = visible_pool({}, FakeNvml(split))
+    wide = validate(config_of({}, resources=[{"gpus_per_node": 2}]), "c").resources
+    check_words(refused(lambda: check_machine(wide, pool)), "resources[0].gpus_per_node", "MIG 1g.18gb of cuda:0")
+    check_machine(validate(config_of({}, resources=[{"gpu": 0.5}]), "c").resources, pool)

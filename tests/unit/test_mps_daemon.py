@@ -30,9 +30,9 @@ from sweepack.devices import Device
 from sweepack.mps.daemon import join
 device = Device(sys.argv[1], sys.argv[1], "cuda", "cuda:0")
 for _ in range(int(sys.argv[2])):
-    with join(device, {"pinned_memory": False, "thread_percentage": None}, 250):
+    with join(device, {"pinned_memory": False, "thread_percentage": None}, 250, 300):
         pass
-with join(device, {"pinned_memory": False, "thread_percentage": None}, 250) as membership:
+with join(device, {"pinned_memory": False, "thread_percentage": None}, 250, 300) as membership:
     import os; os.set_inheritable(membership.fd, True)
     print("joined", flush=True)
     sys.stdin.read()
@@ -75,7 +75,7 @@ def joined(process: subprocess.Popen[str]) -> bool:
 
 
 def trouble_of(settings: dict[str, Any] = SETTINGS) -> str:
-    with pytest.raises(UserError) as caught, daemon.join(DEVICE, settings, 250):
+    with pytest.raises(UserError) as caught, daemon.join(DEVICE, settings, 250, 300):
         pass
     assert caught.value.key == "mps" and "`mps: false`" in caught.value.fix
     return str(caught.value)
@@ -192,19 +192,22 @@ def test_a_path_too_long_for_sockets_is_refused(monkeypatch, tmp_path):
 
 
 def test_limits_are_in_the_environment_of_a_client_only(leases):
-    with daemon.join(DEVICE, {"pinned_memory": True, "thread_percentage": 30}, 250) as membership:
-        # A quarter of 141 GiB less a reserve of 256 MiB, in MiB.
-        assert membership.variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"0={(141 * 1024 - 256) // 4}M"
+    with daemon.join(DEVICE, {"pinned_memory": True, "thread_percentage": 30}, 250, 300) as membership:
+        # A quarter of 141 GiB less a reserve of 300 MB, in MiB.
+        assert (
+            membership.variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]
+            == f"0={(141 * 2**30 - 300 * 10**6) // 4 // 2**20}M"
+        )
         assert membership.variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "30"
         (pid,) = daemons(leases)
         assert "PERCENTAGE" not in Path(f"/proc/{pid}/environ").read_text()
-    with daemon.join(OTHER, SETTINGS, 250) as membership:
+    with daemon.join(OTHER, SETTINGS, 250, 300) as membership:
         assert set(membership.variables) == {"CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"}
 
 
 def test_one_warm_host_serves_cells_with_and_without_mps(leases):
     task = {"file": "no-such.py", "reference": "module:function"}
-    with daemon.join(DEVICE, SETTINGS, 250) as membership:
+    with daemon.join(DEVICE, SETTINGS, 250, 300) as membership:
         assert host_socket({**membership.variables, "HOME": "/"}, task) == host_socket({"HOME": "/"}, task)
 
 
@@ -216,7 +219,7 @@ class TestFaults:
         place = daemon.place_of(DEVICE)
         place.log.mkdir()
         (place.log / "server.log").write_text("Volta MPS: Server is handling a fatal GPU error. That was long ago.\n")
-        with daemon.join(DEVICE, SETTINGS, 250) as membership:
+        with daemon.join(DEVICE, SETTINGS, 250, 300) as membership:
             yield membership.told
 
     def judged(self, told: dict[str, Any], *lines: str, error: str = "CUDA error", pid: int | None = 7) -> Record:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from made_sweeps import end_cell, make_sweep
+from sweepack.comparison import difference
 from sweepack.errors import UserError
 from sweepack.manifest import Manifest
 from sweepack.records import State
@@ -18,7 +19,6 @@ from sweepack.results import (
     best,
     build_history,
     build_table,
-    difference,
     find_column,
     read_table,
     summary,
@@ -27,6 +27,7 @@ from sweepack.results import (
     write_tables,
 )
 
+GIB = 2**30
 ROWS = [
     {"epoch": 0, "step": 10, "metrics": {"loss": 0.5}},
     {"epoch": 1, "step": 20, "metrics": {"loss": 0.25, "note": "late"}},
@@ -37,8 +38,9 @@ def test_a_row_a_cell_with_its_attempt_parameters_and_metrics(tmp_path):
     manifest = make_sweep(tmp_path / "s", [{"lr": 0.1}, {"lr": 0.2, "seed": 1}], [{"acc": 0.9}, {"acc": 0.8}])
     table = build_table(manifest, tmp_path / "s")
     assert list(table.columns) == [
-        *("cell", "name", "status", "attempt", "device", "host", "share", "wall_s", "started", "ended"),
-        *("gpu_memory_gib", "gpu_util", "gpu_power_w", "error"),
+        *("cell", "name", "status", "attempt", "device", "host", "share", "batch"),
+        *("memory_cap_gib", "peak_reserved_gib", "peak_rss_gib", "wall_s", "started", "ended"),
+        *("gpu_memory_gib", "gpu_util", "gpu_power_w", "failure", "error"),
         *("params.lr", "params.seed", "metrics.acc"),
     ]
     assert table["cell"].tolist() == ["0001", "0002"]
@@ -52,7 +54,7 @@ def test_a_row_a_cell_with_its_attempt_parameters_and_metrics(tmp_path):
 def test_axes_come_before_the_other_parameters_in_their_order(tmp_path):
     manifest = make_sweep(tmp_path / "s", [{"a": 1, "seed": 0, "lr": 0.1}], [{"acc": 1}], axes=["lr", "seed"])
     table = build_table(manifest, tmp_path / "s")
-    assert list(table.columns[14:]) == ["params.lr", "params.seed", "params.a", "metrics.acc"]
+    assert list(table.columns[19:]) == ["params.lr", "params.seed", "params.a", "metrics.acc"]
 
 
 def test_only_finished_cells_have_metrics(tmp_path):
@@ -363,3 +365,16 @@ def test_parameters_vary_when_they_have_more_than_one_value_null_included(tmp_pa
     params = [{"a": 1, "b": [1], "c": None, "d": 0}, {"a": 1, "b": [2], "c": "x", "d": 0}]
     table = build_table(make_sweep(tmp_path / "s", params), tmp_path / "s")
     assert varying(table) == ["params.b", "params.c"]
+
+
+def test_memory_and_the_kind_of_failure_have_their_columns_and_old_records_none(tmp_path):
+    directory = tmp_path / "s"
+    manifest = make_sweep(directory, [{"a": 1}, {"a": 2}, {"a": 3}], [{"acc": 1}, {"acc": 2}])
+    memory = {"total": 8 * GIB, "cap": 2 * GIB, "reserved": GIB // 2, "allocated": GIB // 4, "rss": GIB}
+    end_cell(directory, "0002", State.FAILED, memory=memory, batch=64, failure="oom_cap", error="OutOfMemoryError")
+    end_cell(directory, "0003", metrics={"acc": 3}, memory=dict.fromkeys(memory) | {"rss": 2 * GIB})
+    write_tables(manifest, directory)
+    for table in (build_table(manifest, directory), read_table(directory)):
+        columns = ["batch", "memory_cap_gib", "peak_reserved_gib", "peak_rss_gib", "failure"]
+        rows = list(zip(*(values(table, name) for name in columns), strict=True))
+        assert rows == [(None,) * 5, (64, 2.0, 0.5, 1.0, "oom_cap"), (None, None, None, 2.0, None)]

@@ -11,6 +11,7 @@ RESULT = f"{RESULTS}/cells/{{cell}}/result.json"
 wildcard_constraints:
     cell=r"[0-9a-f]{12}",
     pack=r"[0-9a-f]{12}",
+    pins=r"[0-9a-f]{12}",
 
 
 def script(name):

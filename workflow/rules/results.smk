@@ -36,7 +36,7 @@ def outdated():
 
 
 # Also for `all`: of a missing file behind a newer one that was made from it, Snakemake thinks nothing.
-WANTED = results_to_make() or outdated()
+WANTED = to_measure() or results_to_make() or outdated()
 
 
 def remove_old_markers():

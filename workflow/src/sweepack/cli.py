@@ -84,7 +84,7 @@ def show(
     shown = rows.head(limit) if limit else rows
     base = ["cell", "status", *(["attempt"] if (shown["attempt"] > 1).any() else [])]
     metrics = [name for name in table.columns if name.startswith("metrics.")]
-    tail = ["device", "wall_s", *(["error"] if shown["error"].notna().any() else [])]
+    tail = [*_memory(shown), "device", "wall_s", *(["error"] if shown["error"].notna().any() else [])]
     console = _console()
     _print_table(console, shown, [*base, *_shown_params(table, all_params), *metrics, *tail])
     left = len(rows) - len(shown)
@@ -136,7 +136,7 @@ def diff(
     results: Results = Path("results"),
 ) -> None:
     """Compare two sweeps: ids, parameters, metrics, statuses, history. Exit code 1 when they differ."""
-    from sweepack.results import difference
+    from sweepack.comparison import difference
 
     left, right = find_sweep(a, results), find_sweep(b, results)
     lines = difference(left, right, exact)
@@ -206,6 +206,13 @@ def _shown_params(table: pd.DataFrame, everything: bool) -> list[str]:
     from sweepack.results import parameters, varying
 
     return parameters(table) if everything else varying(table)
+
+
+def _memory(table: pd.DataFrame) -> list[str]:
+    """The columns about memory that say something: a peak where it was held to something, failures of a known kind."""
+    some = [name for name in ("batch", "peak_reserved_gib", "failure") if table[name].notna().any()]
+    capped = table["memory_cap_gib"].notna().any()
+    return some if "peak_reserved_gib" in some or not capped else [*some, "peak_rss_gib"]
 
 
 def _sortable(column: pd.Series) -> pd.Series:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sweepack.devices import Device
@@ -13,33 +13,42 @@ from sweepack.leases import WHOLE
 from sweepack.mps.config import describe as describe_mps
 from sweepack.plan import Plan
 from sweepack.records import State
+from sweepack.sizing.describe import describe_sizes
 from sweepack.slurm.describe import describe_jobs
 
 
-def describe(plan: Plan, pool: Sequence[Device] = (), cores: int | None = None) -> str:
+def describe(
+    plan: Plan, pool: Sequence[Device] = (), cores: int | None = None, estimates: Mapping[str, str] | None = None
+) -> str:
     """The plan in a few lines; ``cores`` is what ``--cores`` allows, None standing for what profiles/local takes.
 
-    ``pool`` are the devices of this machine, where the cells run on it.
+    ``pool`` are the devices of this machine, where the cells run on it. ``estimates`` are texts about memory profiles
+    that were not measured, by key.
     """
     lines = [f"sweepack: {plan.config.sweep.name}, task {plan.task.reference}", f"  cells    {_product(plan)}"]
     lines.append(f"           {_standing(plan)}")
     if not plan.slurm:
         lines.append(f"  devices  {_devices(pool)}")
-    if plan.pending:
-        lines += [f"  {label:<8} {text}" for label, text in zip(["shares", *[""] * 99], _shares(plan), strict=False)]
+    if plan.pending and not plan.probes:
+        lines += _labelled("shares", _shares(plan))
         lines += [] if plan.slurm else _forecast(plan, pool, cores)
+    lines += _labelled("sizes", describe_sizes(plan, estimates or {}))
     if plan.config.mps and plan.pending:
         lines.append(
             f"  mps      {describe_mps(plan.config.mps, sum(plan.share(cell) < WHOLE for cell in plan.pending))}"
         )
     if plan.slurm:
         lines += describe_jobs(plan.slurm)
-    elif plan.packs:
+    elif plan.packs and not plan.probes:
         lines.append(f"  jobs     {_jobs(plan)}")
     lines.append(f"  results  {plan.directory}")
-    notes = [*plan.expansion.remarks, *([] if plan.slurm else _threads(plan)), *_troubles(plan)]
+    notes = [*plan.expansion.remarks, *plan.sizes.remarks, *([] if plan.slurm else _threads(plan)), *_troubles(plan)]
     lines += [f"  note     {note}" for note in notes]
     return "\n".join(lines)
+
+
+def _labelled(label: str, texts: Sequence[str]) -> list[str]:
+    return [f"  {'' if number else label:<8} {text}" for number, text in enumerate(texts)]
 
 
 def _product(plan: Plan) -> str:
@@ -129,5 +138,11 @@ def _threads(plan: Plan) -> list[str]:
 
 
 def _troubles(plan: Plan) -> list[str]:
-    found = [f"cell {cell} runs again: {state.trouble}" for cell, state in plan.states.items() if state.trouble]
+    found = [
+        f"cell {cell.id} goes on with batch {plan.batch(cell)}, with which it began, not {plan.asked_batch(cell)}: "
+        f"`sweepack rerun {cell.id}` begins anew"
+        for cell in plan.pending
+        if plan.batch(cell) != plan.asked_batch(cell)
+    ]
+    found += [f"cell {cell} runs again: {state.trouble}" for cell, state in plan.states.items() if state.trouble]
     return found[:10] + ([f"and {len(found) - 10} more such cells"] if len(found) > 10 else [])

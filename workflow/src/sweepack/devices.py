@@ -19,6 +19,7 @@ from sweepack.errors import UserError
 
 CUDA = "CUDA_VISIBLE_DEVICES"
 OURS = "SWEEPACK_DEVICES"
+MIG = "MIG-"
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,11 @@ class Device:
     label: str
     model: str | None = None
     memory: int | None = None
+
+    @property
+    def is_instance(self) -> bool:
+        """Whether it is a MIG instance, as far as its name tells."""
+        return self.entry.startswith(MIG)
 
 
 class Nvml(Protocol):

@@ -36,6 +36,8 @@ def texts(table: pd.DataFrame, column: str) -> list[str]:
         return [(value or "").strip().partition("\n")[0][:100] for value in found]
     if column == "wall_s":
         return ["" if value is None else f"{value:.1f}" for value in found]
+    if column.endswith("_gib") and "." not in column:
+        return ["" if value is None else f"{value:.3f}" for value in found]
     if table[column].dtype != "float64":
         return [readable(value) for value in found]
     if column.startswith("params."):

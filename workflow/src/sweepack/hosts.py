@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sweepack import orphans
+from sweepack import allocator, orphans
 from sweepack.files import try_lock
 from sweepack.leases import lease_directory
 from sweepack.sockets import SocketAddress, require_same_user
@@ -131,7 +131,8 @@ def start_host(
         with log_file(path).open("ab") as log:
             host = orphans.spawn(
                 [sys.executable, "-P", "-m", "sweepack.warm", json.dumps(request)],
-                env=dict(environment),
+                # The first cell's cap is not that of the others.
+                env=dict(allocator.without_cap(environment)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -160,7 +161,7 @@ def _key(environment: Mapping[str, str], task: Mapping[str, Any]) -> str:
         hashlib.sha256(source).hexdigest(),
         *sorted(
             f"{name}={value}"
-            for name, value in environment.items()
+            for name, value in allocator.without_cap(environment).items()
             if name.startswith(_AT_START) and not name.startswith(_FOR_THE_GPU)
         ),
     ]

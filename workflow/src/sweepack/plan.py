@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from sweepack.capacity import check_memory
 from sweepack.config import Config
 from sweepack.ddp.layout import Layout, check_machine
 from sweepack.devices import Device, load_nvml, main_memory, visible_pool
@@ -21,6 +22,8 @@ from sweepack.mps.config import check_shares
 from sweepack.mps.daemon import require_usable
 from sweepack.packs import Pack, cells_per_job, form
 from sweepack.records import NEVER_RUN, Assessment, State, assess
+from sweepack.sizing.jobs import cells_of, probe_jobs
+from sweepack.sizing.sizes import Group, Sizes, find_sizes, kept_batch
 from sweepack.slurm.config import Request
 from sweepack.slurm.plan import SlurmPlan, plan_jobs
 from sweepack.sweep import Cell, Expansion, expand, layouts
@@ -32,7 +35,10 @@ CACHE = Path(".sweepack/imports")
 
 @dataclass(frozen=True)
 class Plan:
-    """All that the rules and the reader need: nothing in it is computed twice, and making it writes nothing."""
+    """All that the rules and the reader need: nothing in it is computed twice, and making it writes nothing.
+
+    ``probes`` are the jobs that must measure something before any cell can run.
+    """
 
     config: Config
     task: Task
@@ -42,6 +48,8 @@ class Plan:
     packs: list[Pack]
     configuration: list[str]
     slurm: SlurmPlan | None = None
+    sizes: Sizes = field(default_factory=Sizes)
+    probes: dict[str, list[Group]] = field(default_factory=dict)
 
     @property
     def cells(self) -> list[Cell]:
@@ -73,11 +81,15 @@ class Plan:
 
     def share(self, cell: Cell) -> int:
         """Thousandths of a device that ``cell`` takes."""
-        return _share(self.config, cell)
+        return share_of(self.config, self.sizes, self.states, cell)
 
     def batch(self, cell: Cell) -> int | None:
-        """What ``cell.batch`` is to be."""
-        return cell.resources.batch if isinstance(cell.resources.batch, int) else None
+        """What ``cell.batch`` is to be: one that goes on keeps what it began with."""
+        return kept_batch(self.states[cell.id]) or self.asked_batch(cell)
+
+    def asked_batch(self, cell: Cell) -> int | None:
+        """The batch by the configuration and its pins; None where it says nothing, or nothing was measured yet."""
+        return self.sizes.batches.get(cell.id) if cell.resources.batch == "auto" else cell.resources.batch
 
     def threads(self, cell: Cell) -> int:
         """CPU threads that ``cell`` takes on this machine, those of all its ranks."""
@@ -147,8 +159,15 @@ def make_plan(
     directory = Path(config.results).expanduser() / config.sweep.name
     _require_writable(root / directory / "cells")
     states = _states(root / directory / "cells", expansion.cells)
+    sizes = find_sizes(
+        config, task.reference, task.digest(), expansion.cells, expansion.varying, states, root / directory, bool(site)
+    )
+
+    def share(cell: Cell) -> int:
+        return share_of(config, sizes, states, cell)
+
     if config.mps:
-        check_shares(min(_share(config, cell) for cell in expansion.cells))
+        check_shares(min(share(cell) for cell in expansion.cells))
     if config.mps and site is not None and config.slurm.mode != "pack":
         raise UserError(
             "mps",
@@ -156,14 +175,15 @@ def make_plan(
             f"`slurm.mode: pack`: with `{config.slurm.mode}` a job has one cell, and a daemon ends with its job",
             "set `slurm: {mode: pack}` or `mps: false`",
         )
+    probes = probe_jobs(sizes, root / directory, bool(site))
     jobs = None
     if site is not None:
-        jobs = plan_jobs(config, root / directory, expansion.cells, states, lambda cell: _share(config, cell), site)
-    packs = jobs.packs if jobs else _packs(config, expansion.cells, states)
+        jobs = plan_jobs(config, root / directory, expansion.cells, states, share, site, cells_of(probes))
+    packs = jobs.packs if jobs else _packs(config, expansion.cells, states, share)
     chosen = [] if workflow == root else ["--snakefile", str(workflow / "Snakefile")]
     chosen += [*(["--configfile", *map(str, config_files)] if config_files else [])]
     chosen += ["--config", *overrides] if overrides else []
-    return Plan(config, task, expansion, directory, states, packs, chosen, jobs)
+    return Plan(config, task, expansion, directory, states, packs, chosen, jobs, sizes, probes)
 
 
 def _states(directory: Path, cells: Sequence[Cell]) -> dict[str, Assessment]:
@@ -172,18 +192,24 @@ def _states(directory: Path, cells: Sequence[Cell]) -> dict[str, Assessment]:
     return {cell.id: assess(directory / cell.id, cell.id) if cell.id in known else NEVER_RUN for cell in cells}
 
 
-def _packs(config: Config, cells: Sequence[Cell], states: Mapping[str, Assessment]) -> list[Pack]:
+def _packs(
+    config: Config, cells: Sequence[Cell], states: Mapping[str, Assessment], share: Callable[[Cell], int]
+) -> list[Pack]:
     wide = layouts(cells)
     waiting = [cell for cell in cells if not states[cell.id].handed_over and cell.id not in wide]
     to_run = [cell for cell in waiting if states[cell.id].state is not State.FINISHED]
-    size = cells_per_job(config.cells_per_job, [_share(config, cell) for cell in to_run])
+    size = cells_per_job(config.cells_per_job, [share(cell) for cell in to_run])
     return form([cell.id for cell in waiting], states, size) if size > 1 else []
 
 
-def _share(config: Config, cell: Cell) -> int:
+def share_of(config: Config, sizes: Sizes, states: Mapping[str, Assessment], cell: Cell) -> int:
+    """Thousandths of a device that ``cell`` takes; of one that was not measured yet, a whole device's."""
     if config.jobs_per_gpu:
         return WHOLE // config.jobs_per_gpu
-    return cell.resources.gpu if isinstance(cell.resources.gpu, int) else WHOLE
+    if isinstance(cell.resources.gpu, int):
+        return cell.resources.gpu
+    record = states[cell.id].record
+    return sizes.shares.get(cell.id) or (record.share if record else None) or WHOLE
 
 
 def check_pool(plan: Plan, environ: Mapping[str, str]) -> list[Device]:
@@ -205,7 +231,8 @@ def check_pool(plan: Plan, environ: Mapping[str, str]) -> list[Device]:
         )
     if any(plan.share(cell) < WHOLE for cell in plan.pending) and plan.config.mps:
         require_usable(pool[:wanted], environ)
-    check_machine(plan.config.resources, len(pool[:wanted]), pool[0].kind)
+    check_machine(plan.config.resources, pool[:wanted])
+    check_memory(plan.config, plan.pending, plan.share, pool[:wanted], environ)
     return pool[:wanted]
 
 

@@ -58,7 +58,7 @@ def cell_host(plan: Plan, root: Path, environ: Mapping[str, str], threads: int) 
     if plan.config.start == "fresh" or plan.task.is_command:
         return None
     with contextlib.suppress(OSError):  # a full disk: the cells will tell
-        environment = cell_environment(environ, visible="", threads=threads)
+        environment = cell_environment(environ, visible="", threads=threads, memory=plan.config.memory.model_dump())
         return host_socket(environment, plan.task.to_json(root))
     return None
 
@@ -106,6 +106,8 @@ def _start(
         return None
     with contextlib.suppress(OSError):
         # A device like a cell's: a module that looks for a GPU when it is imported must not be told that there is none.
-        environment = cell_environment(environ, visible=pool[0].entry, threads=threads)
+        environment = cell_environment(
+            environ, visible=pool[0].entry, threads=threads, memory=plan.config.memory.model_dump()
+        )
         return start_host(path, environment, plan.task.to_json(root), driver=os.getpid(), stamp=stamp)
     return None

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import json
 import os
 import platform
 import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from sweepack.files import write_atomic
 
 _PACKAGES = ("sweepack", "snakemake", "torch", "pytorch-lightning", "numpy", "scikit-learn")
 
@@ -26,6 +30,14 @@ def describe(task: dict[str, Any], root: Path, facts: dict[str, Any]) -> dict[st
         "command": sys.orig_argv[:4],
         **facts,
     }
+
+
+def amend(path: Path, facts: dict[str, Any]) -> None:
+    """Add ``facts`` to the provenance that this process has written to ``path``, if it has come to that."""
+    with contextlib.suppress(OSError, ValueError):
+        described = json.loads(path.read_bytes())
+        if described["pid"] == os.getpid():
+            write_atomic(path, json.dumps(described | facts, indent=2) + "\n", durable=False)
 
 
 @functools.cache

@@ -124,6 +124,9 @@ class Record:
             raise ValueError("metrics that are no mapping, or an attempt that is no number")
         if not all(isinstance(time, int | float | None) for time in times):
             raise ValueError("times that are no numbers")
+        memory = data.get("memory") or {}
+        if not (isinstance(memory, dict) and all(isinstance(size, int | None) for size in memory.values())):
+            raise ValueError("memory that is no mapping to numbers of bytes")
         return cls(**{**data, "status": State(data["status"])})
 
 

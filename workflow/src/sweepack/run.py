@@ -55,6 +55,7 @@ def main(job: Job) -> int:
         batch=job.batch,
     )
     process = os.getpid()
+    held = memory.Held(job)
     try:
         files.result.unlink(missing_ok=True)
         write_atomic(files.status, record.to_json())
@@ -63,24 +64,27 @@ def main(job: Job) -> int:
         os.write(job.terminal, f"cell {record.cell}: {error}\n".encode())
         return 1
     try:
-        metrics = run_task(job, files, meaning, record)
+        metrics = run_task(job, files, meaning, record, held)
         if os.getpid() != process:
             # A child that the task has forked and let return: the cell is its parent's.
             os._exit(0)
         if _stopped_by is not None:
             raise Interrupted(_stopped_by)
+        held.release()
         _reopen_output(files.log)
-        record = replace(record, status=State.FINISHED, metrics=metrics)
+        record = replace(record, status=State.FINISHED, metrics=metrics, memory=held.read())
         code = 0
     except BaseException as error:
         if os.getpid() != process:
             os._exit(1)
+        held.release()
         _reopen_output(files.log)
-        record, code = judge(error, record)
+        record, code = judge(error, replace(record, memory=held.read()))
         # A program's own process has gone, and with it the number by which MPS knew it.
         record = excuse(record, job.mps, pid=None if meaning["task"]["argv"] else process)
     ignore_signals()
     record = replace(record, ended=time.time())
+    provenance.amend(files.provenance, held.facts() | {"memory": record.memory})
     accepted = record.status is State.FAILED and job.accept
     write_atomic(files.status, record.to_json())
     if record.status is State.FINISHED or accepted:
@@ -91,21 +95,27 @@ def main(job: Job) -> int:
 
 
 def run_task(
-    job: Job, files: CellFiles, meaning: dict[str, Any], record: Record, world: World | None = None
+    job: Job,
+    files: CellFiles,
+    meaning: dict[str, Any],
+    record: Record,
+    held: memory.Held,
+    world: World | None = None,
 ) -> dict[str, Any]:
-    """The metrics that the task returns, run in this process; ``world`` when it is a rank of one."""
-    limit = None
+    """The metrics that the task returns, run in this process, ``held`` to its memory; ``world``: a rank of which."""
     device = "cpu"
-    on_gpu = job.kind == "cuda" and _cuda_works()
-    if job.kind == "cuda" and not on_gpu and not meaning["task"]["argv"]:
+    program = bool(meaning["task"]["argv"])
+    # A program has the GPU to itself: a context of this process would take memory from it.
+    on_gpu = job.kind == "cuda" and not program and _cuda_works()
+    if job.kind == "cuda" and not on_gpu and not program:
         message = f"torch sees no GPU, though the cell was given {job.device}"
         if job.checked:
             raise RuntimeError(
                 f"{message}: install the build of torch that fits the driver, or set SWEEPACK_DEVICES=cpu to mean it"
             )
         print(f"{message}, which no driver here knows: running on the CPU", file=sys.stderr)
+    held.take(program=program, on_gpu=on_gpu)
     if on_gpu:
-        limit = memory.apply_cap(job.share)
         device = _device(world)
     cell = Cell(
         meaning["id"],
@@ -124,8 +134,8 @@ def run_task(
         "share": job.share,
         "threads": job.threads,
         "batch": job.batch,
-        "memory_cap": limit,
         "seed": cell.seed,
+        **held.facts(),
     }
     if job.mps is not None:
         facts["mps"] = {"client": None, **job.mps["variables"]}
@@ -134,7 +144,8 @@ def run_task(
         facts |= world.facts(cell.seed) if world else {}
         described = provenance.describe(meaning["task"], root, facts)
         write_atomic(files.provenance, json.dumps(described, indent=2) + "\n", durable=False)
-    if meaning["task"]["argv"]:
+    if program:
+        held.take_main()
         return run_command(cell, meaning["task"]["argv"], job.kept_open)
 
     from sweepack.importing import import_task
@@ -147,10 +158,11 @@ def run_task(
     os.chdir(root)
     os.umask(umask)
     randomness.seed_all(cell.seed)
+    held.take_main()
     metrics = plain_metrics(function(cell, **meaning["params"]))
     cell.history.close()
     if job.mps is not None:
-        _note_client(job.mps, files, described, on_gpu)
+        _note_client(job.mps, files, on_gpu)
     for trainer in cell.trainers:
         # Lightning ends a fit that was cut short like one that was not.
         if trainer.interrupted or trainer.received_sigterm:
@@ -159,10 +171,10 @@ def run_task(
     return metrics
 
 
-def _note_client(told: dict[str, Any], files: CellFiles, described: dict[str, Any], on_gpu: bool) -> None:
+def _note_client(told: dict[str, Any], files: CellFiles, on_gpu: bool) -> None:
     """Write down whether this process, which has done its work, did it by MPS: CUDA runs without and says nothing."""
-    client = described["mps"]["client"] = is_client(Place(Path(told["folder"])), os.getpid())
-    write_atomic(files.provenance, json.dumps(described, indent=2) + "\n", durable=False)
+    client = is_client(Place(Path(told["folder"])), os.getpid())
+    provenance.amend(files.provenance, {"mps": {"client": client, **told["variables"]}})
     if on_gpu and client is False:
         print("note: this cell was no client of its MPS daemon: it ran beside the others without it", file=sys.stderr)
 

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sweepack import memory
 from sweepack.devices import Device
 from sweepack.environment import cell_environment
-from sweepack.errors import UserError
+from sweepack.errors import UserError, Verbatim
 from sweepack.files import try_lock
 from sweepack.job import Job, Launch
 from sweepack.leases import WHOLE, Lease
@@ -27,7 +28,7 @@ from sweepack.manifest import cell_files
 from sweepack.mps import daemon
 from sweepack.mps.control import without_mps
 from sweepack.mps.faults import was_struck
-from sweepack.records import Assessment, CellFiles, State, archive_attempt, assess, hand_over
+from sweepack.records import CellFiles, State, archive_attempt, assess, hand_over
 from sweepack.supervise import Relay, run_cell, settle
 
 
@@ -109,18 +110,20 @@ def must_run(cell: Startable) -> bool:
     """Whether the cell, whose lock the caller holds, is still to run; if it has finished, hand its result over."""
     found = assess(cell.files.directory, cell.id)
     refused = found.state is State.FINISHED and cell.launch.rejected > found.rejected
+    batch = found.record.batch if found.record else None
     if found.state is State.FINISHED and not refused:
         hand_over(cell.files)
         return False
     if found.trouble or refused:
-        _start_over(cell, found)
+        _start_over(cell, found.trouble or "its result.json is broken")
+    elif batch != cell.launch.batch and cell.files.checkpoints.exists():
+        _start_over(cell, f"its batch is {cell.launch.batch or 'its own'}, and was {batch or 'its own'}")
     return True
 
 
-def _start_over(cell: Startable, found: Assessment) -> None:
-    """Take away what must not be continued from: the state behind a result that turned out to be broken."""
+def _start_over(cell: Startable, reason: str) -> None:
+    """Take away what must not be continued from: the state behind a broken result, or that of another batch."""
     archive = archive_attempt(cell.files)
-    reason = found.trouble or "its result.json is broken"
     print(f"cell {cell.id} runs again: {reason}; kept in {archive}", file=sys.stderr)
 
 
@@ -141,7 +144,7 @@ def run_leased(
 
     if cell.mps is None or struck():
         return run(None)
-    with daemon.join(device, cell.mps, cell.launch.share) as membership:
+    with daemon.join(device, cell.mps, cell.launch.share, cell.launch.memory["reserve"]) as membership:
         status = run(membership)
     return run(None) if status and struck() and not relay.caught else status
 
@@ -172,19 +175,41 @@ def _run(
         batch=cell.launch.batch,
         memory=cell.launch.memory,
         mem_mb=cell.launch.mem_mb,
+        device_memory=device.memory,
     )
     log = os.open(cell.files.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         how = "" if cell.mps is None else ", under MPS" if mps else ", outside MPS after a fault"
         os.write(log, f"--- {stamp} on {os.uname().nodename}, {device.label}{how}\n".encode())
-        environment = cell_environment(os.environ, visible=device.entry, threads=cell.launch.threads)
+        environment = cell_environment(
+            os.environ,
+            visible=device.entry,
+            threads=cell.launch.threads,
+            memory=cell.launch.memory,
+            fraction=_fraction(cell, device),
+        )
         if cell.mps is not None:
             environment = without_mps(environment) | (mps.variables if mps else daemon.apart(device))
         warm = cell.launch.start == "auto" and not cell.task["argv"]
         return run_cell(job, environment, log, cell.task, warm, relay)
     finally:
         os.close(log)
+
+
+def _fraction(cell: Startable, device: Device) -> float | None:
+    """The part of ``device`` that torch may take in the cell; raises UserError when the cell's share is too small."""
+    if device.kind != "cuda":
+        return None
+    try:
+        return memory.fraction(cell.launch.share, device.memory, cell.launch.memory)
+    except ValueError as error:
+        raise UserError(
+            f"the share of cell {cell.id}",
+            Verbatim(f"{error}, on {device.label} of {os.uname().nodename}"),
+            "a share that holds a cell",
+            "give it more under `resources`",
+        ) from None
 
 
 def write_down_kill(cell: Startable) -> int:

@@ -10,13 +10,14 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sweepack.ddp.layout import Layout
 from sweepack.ddp.meeting import Meeting, Member
 from sweepack.ddp.merge import merged
 from sweepack.ddp.starters import Started, wait_for_end
+from sweepack.memory import largest
 from sweepack.records import State
 from sweepack.supervise import CRASHES
 
@@ -32,12 +33,16 @@ _TICK = 0.2
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the cell ended; ``error`` names the rank whose doing it was."""
+    """How the cell ended; ``error`` names the rank whose doing it was.
+
+    ``memory`` has the largest numbers that the ranks have told.
+    """
 
     state: State
     metrics: dict[str, Any] | None = None
     error: str | None = None
     world_size: int | None = None
+    memory: dict[str, int | None] | None = None
 
 
 class Follower:
@@ -76,7 +81,8 @@ class Follower:
             outcome = self._follow()
         finally:
             self._end_all(signal.SIGTERM)
-        return outcome
+        told = [member.end["memory"] for member in self._ranks.values() if member.end and "memory" in member.end]
+        return replace(outcome, memory=largest(told))
 
     def _follow(self) -> Outcome:
         while True:

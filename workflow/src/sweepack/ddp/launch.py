@@ -154,6 +154,7 @@ class _Attempt:
                 "checked": bool(devices and devices[0].model),
                 "threads": self._cell.launch.threads,
                 "batch": self._cell.launch.batch,
+                "memory": self._cell.launch.memory,
                 "attempt": self._record.attempt,
                 "rejected": self._record.rejected,
                 "parent": os.getpid(),
@@ -210,6 +211,7 @@ class _Attempt:
             metrics=outcome.metrics,
             error=outcome.error,
             world_size=outcome.world_size,
+            memory=outcome.memory,
         )
         if outcome.error:
             note(outcome.error)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
+from sweepack.devices import Device
 from sweepack.errors import UserError
 
 # By what a process is told, under each launcher, which rank it is.
@@ -224,16 +225,26 @@ class HasLayout(Protocol):
     def layout(self, key: str = ...) -> Layout | None: ...
 
 
-def check_machine(entries: Sequence[HasLayout], devices: int, kind: str) -> None:
-    """Raises UserError when this machine, with its ``devices``, cannot hold what an entry of ``resources`` asks for.
+def check_machine(entries: Sequence[HasLayout], pool: Sequence[Device]) -> None:
+    """Raises UserError when this machine, with the devices of ``pool``, cannot hold what an entry asks for.
 
     The ranks of a cell share a CPU, which counts as one device.
     """
+    devices, kind = len(pool), pool[0].kind
     for position, entry in enumerate(entries):
         key = f"resources[{position}]"
         layout = entry.layout(key)
         if layout is None:
             continue
+        instance = next((device for device in pool if device.is_instance), None)
+        if instance and layout.world_size > 1:
+            raise UserError(
+                f"{key}.gpus_per_node",
+                layout.gpus_per_node,
+                f"whole GPUs: {instance.label} is an instance, of which a process can use one only and "
+                "which NCCL cannot join",
+                "remove `gpus_per_node` (a cell then has an instance, or a share of one), or switch MIG off",
+            )
         if layout.nodes > 1:
             raise UserError(
                 f"{key}.nodes",

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sweepack import orphans, run
+from sweepack import memory, orphans, run
 from sweepack.ddp.layout import Layout, Place, find_place
 from sweepack.ddp.meeting import Line
 from sweepack.ddp.starters import SETUP
@@ -64,7 +64,7 @@ def main() -> int:
         frozenset(go["checkpoints"]),
     )
     kind, label = devices
-    _enter(layout, place, setup["threads"], line.address, go["port"])
+    _enter(layout, place, setup, line.address, go["port"])
     if place.rank:
         sys.stdout = sys.stderr = _Labelled(f"[rank {place.rank}] ")
     run.catch_signals()
@@ -98,6 +98,11 @@ def _devices(layout: Layout, setup: Mapping[str, Any], environ: Mapping[str, str
         return (setup["kind"], setup["device"]), []
     pool = visible_pool(environ, load_nvml())
     seen = 0 if pool[0].kind == "cpu" else len(pool)
+    if layout.world_size > 1 and any(device.is_instance for device in pool):
+        return ("cuda", setup["device"]), [
+            f"was given MIG instances (CUDA_VISIBLE_DEVICES={environ.get('CUDA_VISIBLE_DEVICES', '')}), which NCCL "
+            "cannot join: ask for whole GPUs (`slurm.gpu_model`, `slurm.partition`), or remove `gpus_per_node`"
+        ]
     if seen == layout.gpus_per_node:
         return ("cuda", setup["device"]), []
     return ("cuda", setup["device"]), [
@@ -106,12 +111,14 @@ def _devices(layout: Layout, setup: Mapping[str, Any], environ: Mapping[str, str
     ]
 
 
-def _enter(layout: Layout, place: Place, threads: int, address: str, port: int) -> None:
+def _enter(layout: Layout, place: Place, setup: Mapping[str, Any], address: str, port: int) -> None:
     """Leave in the environment what a rank is to find there, and nothing of what started it."""
+    threads = setup["threads"]
     meeting = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
     if layout.launcher == "torchrun":
         meeting = {name: os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT")}
-    clean = cell_environment(os.environ, visible=os.environ.get("CUDA_VISIBLE_DEVICES", ""), threads=threads)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    clean = cell_environment(os.environ, visible=visible, threads=threads, memory=setup["memory"])
     os.environ.clear()
     os.environ.update(clean)
     os.environ.update(meeting)
@@ -151,14 +158,16 @@ def _run(setup: Mapping[str, Any], world: World, kind: str, label: str) -> tuple
         kept_open=(),
         terminal=2,
         batch=setup["batch"],
+        memory=setup["memory"],
     )
+    held = memory.Held(job, world.local_rank)
     os.environ["PL_GLOBAL_SEED"] = str(meaning["seed"] % 2**32)  # of samplers: the same on every rank
     try:
-        metrics = run.run_task(job, files, meaning, record, world)
-        return {"state": State.FINISHED, "metrics": metrics}, 0
+        metrics = run.run_task(job, files, meaning, record, held, world)
+        return {"state": State.FINISHED, "metrics": metrics, "memory": held.read()}, 0
     except BaseException as error:
         record, code = run.judge(error, record)
-        return {"state": record.status, "error": record.error}, code
+        return {"state": record.status, "error": record.error, "memory": held.read()}, code
 
 
 class _Labelled:

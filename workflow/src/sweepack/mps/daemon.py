@@ -23,7 +23,7 @@ from sweepack.devices import Device
 from sweepack.errors import UserError, Verbatim
 from sweepack.files import is_locked
 from sweepack.leases import WHOLE, lease_directory
-from sweepack.memory import RESERVE
+from sweepack.memory import MB
 from sweepack.mps.control import PROGRAM, NoAnswer, Place, find_program, in_fault, servers, without_mps
 from sweepack.mps.faults import log_sizes
 from sweepack.mps.keeper import QUIT_SECONDS, READY, START_SECONDS
@@ -80,10 +80,11 @@ def place_of(device: Device) -> Place:
 
 
 @contextlib.contextmanager
-def join(device: Device, settings: Mapping[str, Any], share: int) -> Iterator[Membership]:
+def join(device: Device, settings: Mapping[str, Any], share: int, reserve: int) -> Iterator[Membership]:
     """Within the block the daemon of ``device`` serves a cell with ``share`` thousandths of it, and answers.
 
-    ``settings`` are those of ``Mps``. Raises UserError, with the reason, when the daemon does not start or answer.
+    ``settings`` are those of ``Mps``, ``reserve`` are the device's megabytes that no cell gets. Raises UserError, with
+    the reason, when the daemon does not start or answer.
     """
     place = place_of(device)
     fd = os.open(place.users, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -93,7 +94,7 @@ def join(device: Device, settings: Mapping[str, Any], share: int) -> Iterator[Me
         _ensure(place, device)
         _wait(lambda: not in_fault(place), RECOVERY_SECONDS, "the server has not recovered from a cell's fatal fault")
         variables = dict(place.variables)
-        limit = pinned_limit(share, device.memory) if settings["pinned_memory"] else None
+        limit = pinned_limit(share, device.memory, reserve * MB) if settings["pinned_memory"] else None
         if limit is not None:
             variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={limit}M"
         if settings["thread_percentage"] is not None:
@@ -113,13 +114,13 @@ def apart(device: Device) -> dict[str, str]:
     return {"CUDA_MPS_PIPE_DIRECTORY": str(folder)}
 
 
-def pinned_limit(share: int, total: int | None) -> int | None:
+def pinned_limit(share: int, total: int | None, reserve: int) -> int | None:
     """MiB of a device of ``total`` bytes that CUDA may give a cell with ``share`` thousandths; None: not known.
 
-    With the cells' contexts, so that the cap on torch's memory (``memory.cap``) is reached first, with an error that
-    says more.
+    ``reserve`` bytes are left for the device as a whole. With the cells' contexts, so that the cap on torch's
+    memory (``memory.cap``) is reached first, with an error that says more.
     """
-    return None if total is None else max(1, (total - RESERVE) * share // WHOLE // 2**20)
+    return None if total is None else max(1, (total - reserve) * share // WHOLE // 2**20)
 
 
 def _ensure(place: Place, device: Device) -> None:

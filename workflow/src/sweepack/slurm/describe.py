@@ -19,12 +19,14 @@ def describe_jobs(plan: SlurmPlan) -> list[str]:
     if len(flags) > _SHOWN:
         lines.append(f"           and {len(flags) - _SHOWN} other kinds")
     lines += _live(plan)
-    if plan.to_submit:
+    if plan.to_submit and not plan.probes:
         lines += _cost(plan)
     return lines
 
 
 def _jobs(plan: SlurmPlan) -> str:
+    if plan.probes:
+        return f"{len(plan.probes)} to measure on a GPU" + (" each" if len(plan.probes) > 1 else "")
     names = set(plan.to_submit)
     new = [pack for pack in plan.packs if pack.name in names]
     parts = []

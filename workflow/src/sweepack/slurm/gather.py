@@ -22,6 +22,8 @@ GUESSED_MINUTES = 10.0
 DEFAULT_LIMIT = 4 * 60
 # Python, torch and the task are imported, on a shared file system, before the first cell starts.
 START_MINUTES = 5
+# To find one batch size: some fifteen short trainings.
+PROBE_MINUTES = 15
 
 
 def margin(settings: Slurm) -> int:
@@ -103,6 +105,14 @@ class Lane:
             return replace(sized, gpus=1)
         of_a_gpu = settings.shards_per_gpu or max(1, self.partition.shards // max(1, self.partition.gpus))
         return replace(sized, shards=max(1, math.ceil(self.shares[cell.id] * of_a_gpu / WHOLE)))
+
+    def probe(self, settings: Slurm) -> Allocation:
+        """What the job that measures something of each cell of this lane asks for."""
+        limit = self.partition.minutes or math.inf
+        minutes = min(limit, settings.time or START_MINUTES + PROBE_MINUTES * len(self.cells))
+        cpus = settings.cpus or max(cell.resources.cpus for cell in self.cells)
+        memory = settings.mem or max(cell.resources.mem or 0 for cell in self.cells) or None
+        return Allocation(self.request, cpus, int(minutes), gpus=1, mem_mb=memory)
 
     def pack(self, cells: Sequence[Cell], settings: Slurm) -> Allocation:
         """What the job of a pack of ``cells`` asks for, and how long they will take side by side."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sweepack.config import Config, Resources
@@ -31,7 +31,8 @@ class SlurmPlan:
 
     ``live`` are the jobs in the queue that an earlier run has left, by the name of the pack or the cell.
     ``expected`` is the sum over the packs of how long each will take, in GPU minutes, ``alone`` that over cells with a
-    GPU for each. ``guessed`` says that both rest on a guess.
+    GPU for each. ``guessed`` says that both rest on a guess. ``probes`` are the jobs that measure what cells need:
+    before them no cell's job can be submitted.
     """
 
     settings: Slurm
@@ -42,6 +43,7 @@ class SlurmPlan:
     expected: float
     alone: float
     guessed: bool
+    probes: list[str] = field(default_factory=list)
 
     def flags(self, name: str) -> list[str]:
         """What sbatch is given for the job of the pack or cell ``name``."""
@@ -53,7 +55,9 @@ class SlurmPlan:
 
     @property
     def to_submit(self) -> list[str]:
-        """The names of the packs and cells for which a job will be submitted."""
+        """The names of the packs and cells for which a job will be submitted; those of the probes, if there are any."""
+        if self.probes:
+            return self.probes
         names = [*(pack.name for pack in self.packs), *self.singles]
         return [name for name in names if name not in self.live or self.settings.live == "cancel"]
 
@@ -76,10 +80,12 @@ def plan_jobs(
     states: Mapping[str, Assessment],
     share: Callable[[Cell], int],
     site: Request,
+    probes: Mapping[str, Sequence[Cell]],
 ) -> SlurmPlan:
     """The jobs that bring the ``cells`` without a result to their end; ``directory`` is the sweep's, absolute.
 
-    ``site`` is what is asked for where ``config`` says nothing.
+    ``site`` is what is asked for where ``config`` says nothing. ``probes`` are the cells by which something is
+    measured, by the name of the job that does it.
 
     Raises UserError when there is no Slurm, or when a cell asks for what no partition has.
     """
@@ -115,6 +121,9 @@ def plan_jobs(
         known = [by_id[cell] for cell in ids if cell in by_id] or [cells[0]]
         lane = _lanes(config, asked, partitions, known, shares, estimates)[0]
         allocations[name] = lane.single(known[0], settings) if name in by_id else lane.pack(known, settings)
+    for name, members in probes.items():
+        lane = _lanes(config, asked, partitions, members, shares, estimates)[0]
+        allocations[name] = lane.probe(settings)
     expected = 0.0
     wide = layouts(left)
 
@@ -146,6 +155,7 @@ def plan_jobs(
         expected,
         alone=sum(estimates[cell.id].minutes * (wide[cell.id].world_size if cell.id in wide else 1) for cell in left),
         guessed=any(not estimates[cell.id].known for cell in left),
+        probes=list(probes),
     )
 
 
