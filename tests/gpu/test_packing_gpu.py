@@ -67,17 +67,14 @@ def sweep(gpu: Sandbox, count: int, how: str, share: float, **settings: object) 
     gpu.write("task.py", TASK)
     axes = {"seed": {"range": count}}
     gpu.config(
-        sweep={"name": "test", "task": "task.py:train", "params": {"how": how}, "axes": axes},
+        sweep={"name": how, "task": "task.py:train", "params": {"how": how}, "axes": axes},
         resources=[{"gpu": share}],
-        results=how,
         **settings,
     )
 
 
 def by_seed(gpu: Sandbox, how: str) -> dict[int, dict]:
-    (gpu.root / "results").unlink(missing_ok=True)
-    (gpu.root / "results").symlink_to(how)
-    return {record["params"]["seed"]: record for record in gpu.cells().values()}
+    return {record["params"]["seed"]: record for record in gpu.cells(how).values()}
 
 
 @pytest.mark.gpu
