@@ -57,6 +57,11 @@ class CellFiles:
         return self.directory / "provenance.json"
 
     @property
+    def usage(self) -> Path:
+        """What NVML saw of the latest attempt, of one on a GPU (``usage``)."""
+        return self.directory / "usage.json"
+
+    @property
     def log(self) -> Path:
         return self.directory / "log.txt"
 
@@ -198,7 +203,7 @@ def archive_attempt(files: CellFiles) -> Path | None:
         record = Record.from_json(status or b"")
     except (ValueError, TypeError):
         record = None
-    moved = [files.result, files.history, files.provenance, files.log, files.checkpoints]
+    moved = [files.result, files.history, files.provenance, files.usage, files.log, files.checkpoints]
     moved = [path for path in moved if path.exists()]
     if not moved and (status is None or (record is not None and record.status is State.PENDING)):
         return None

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from sweepack import orphans
+from sweepack import orphans, usage
 from sweepack.client import NoHost, run_warm
 from sweepack.files import write_atomic
 from sweepack.job import STOP_SIGNALS, Job, report
@@ -108,7 +108,7 @@ def _run_fresh(job: Job, environment: Mapping[str, str], log: int, relay: Relay)
         pass_fds=(*job.kept_open, job.terminal),
         start_new_session=True,
     )
-    with relay.to(child.send_signal):
+    with relay.to(child.send_signal), usage.sampled(job, environment, child.pid):
         status = child.wait()
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
