@@ -36,9 +36,9 @@ class Memory(Model):
     )
     limit_main: bool = Field(
         default=True,
-        description="On a CPU: hold each process of a cell to the cell's `mem`, by the kernel (RLIMIT_DATA, which counts "
-        "what is allocated, used or not; shared memory is left out). Asking for more is a MemoryError of that cell "
-        "alone. Cells without `mem` have no limit, nor have cells on a GPU.",
+        description="On a CPU: hold each process of a cell to the cell's `mem`, by the kernel (RLIMIT_DATA, which "
+        "counts what is allocated, used or not; shared memory is left out). Asking for more is a MemoryError of "
+        "that cell alone. Cells without `mem` have no limit, nor have cells on a GPU.",
     )
 
     @model_validator(mode="after")
