@@ -82,7 +82,7 @@ def show(
     base = ["cell", "status", *(["attempt"] if (shown["attempt"] > 1).any() else [])]
     metrics = [name for name in table.columns if name.startswith("metrics.")]
     tail = [*_memory(shown), "device", "wall_s", *(["error"] if shown["error"].notna().any() else [])]
-    console = _console()
+    console = terminal()
     _print_table(console, shown, [*base, *_shown_params(table, all_params), *metrics, *tail])
     left = len(rows) - len(shown)
     more = f" ({left} more not shown: --limit 0 shows all)" if left else ""
@@ -105,7 +105,7 @@ def best(
     directory = find_sweep(sweep, results)
     manifest = Manifest.read(directory)
     table = tables.build_table(manifest, directory)
-    console = _console()
+    console = terminal()
     if (table["status"] != "finished").all():
         console.print(f"No cell has finished yet. {tables.summary(table)}", markup=False, highlight=False)
         return
@@ -217,7 +217,7 @@ def _sortable(column: pd.Series) -> pd.Series:
     return column.astype("string") if isinstance(column.dtype, pd.ArrowDtype) else column
 
 
-def _console() -> Console:
+def terminal() -> Console:
     """Standard output; as wide as a line needs when it is no terminal."""
     from rich.console import Console
 

@@ -90,14 +90,14 @@ def check_import(task: Task, root: Path, cache: Path, limit: float) -> None:
                 f"the import ended the process with exit status {done.returncode}\n" + "\n".join(words),
             )
         found = json.loads(report.read_text())
-    require_imported(task, found)
+    require_imported(task.reference, found)
     remember_import(stamp, found)
 
 
-def require_imported(task: Task, found: dict[str, Any]) -> None:
-    """Raise UserError when ``found``, from ``try_import``, tells of a failure."""
+def require_imported(reference: str, found: dict[str, Any]) -> None:
+    """Raise UserError when ``found``, from ``try_import`` of the task ``reference``, tells of a failure."""
     if found["error"]:
-        raise UserError("sweep.task", Verbatim(task.reference), found["expected"], found["error"])
+        raise UserError("sweep.task", Verbatim(reference), found["expected"], found["error"])
 
 
 def import_stamp(task: Task, cache: Path) -> Path:

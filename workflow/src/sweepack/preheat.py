@@ -38,7 +38,7 @@ def check_task(plan: Plan, root: Path, pool: Sequence[Device], environ: Mapping[
         starting = _start(plan, root, pool, environ, stamp)
         word, words = starting.wait(plan.config.import_timeout) if starting else ("", "")
         if word == "failed":
-            require_imported(plan.task, json.loads(words))
+            require_imported(plan.task.reference, json.loads(words))
         if word in ("ready", "unsafe"):
             return
     # What ends the process, or takes too long, is told best by the check that does nothing else.

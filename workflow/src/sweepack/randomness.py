@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import sys
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any
+
+from sweepack.late import when_imported
 
 
 def seed_all(seed: int) -> None:
     """Seed Python, NumPy and torch, the latter two as soon as they are imported if that is yet to come."""
     random.seed(seed)
-    for name, sow in _SEEDERS.items():
-        if name in sys.modules:
-            sow(seed)
-    sys.meta_path.insert(0, _SeedOnImport(seed))
+    # Also when a task imports them inside its function.
+    when_imported("numpy", lambda: _seed_numpy(seed))
+    when_imported("torch", lambda: _seed_torch(seed))
 
 
 def _seed_numpy(seed: int) -> None:
@@ -30,35 +27,6 @@ def _seed_torch(seed: int) -> None:
     import torch
 
     torch.manual_seed(seed % 2**64)
-
-
-_SEEDERS = {"numpy": _seed_numpy, "torch": _seed_torch}
-
-
-class _SeedOnImport(MetaPathFinder):
-    """Seeds NumPy and torch when a task imports them inside its function."""
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._searching = False
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name not in _SEEDERS or self._searching:
-            return None
-        self._searching = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._searching = False
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def and_seed(module: ModuleType) -> None:
-                execute(module)
-                _SEEDERS[name](self._seed)
-
-            spec.loader.exec_module = and_seed  # type: ignore[method-assign]
-        return spec
 
 
 def capture() -> dict[str, Any]:
