@@ -9,7 +9,7 @@ from sweepack.errors import UserError, Verbatim
 from sweepack.leases import WHOLE
 from sweepack.plan import Plan
 from sweepack.sizing.pins import read_pins
-from sweepack.sizing.sizes import Group
+from sweepack.sizing.sizes import ALL, Group
 from sweepack.sizing.words import amount, found
 
 _SHOWN = 8
@@ -18,7 +18,7 @@ _SHOWN = 8
 def describe_sizes(plan: Plan, estimates: Mapping[str, str]) -> list[str]:
     """A text for each memory profile of the cells that will run; ``estimates`` are those of the unmeasured, by key."""
     groups = [group for group in plan.sizes.groups if group.to_run]
-    lines = [f"{many(len(group.to_run))} of {group.name}: {_found(group, estimates)}" for group in groups[:_SHOWN]]
+    lines = [f"{_cells(group)}: {_found(group, estimates)}" for group in groups[:_SHOWN]]
     if len(groups) > _SHOWN:
         lines.append(f"and {len(groups) - _SHOWN} more: `sweepack size` shows all")
     if plan.probes and plan.config.sizing.unpinned == "probe":
@@ -91,5 +91,6 @@ def _number(group: Group) -> str:
     return "gpu: 0.25" if group.profile.share is None else "batch: 64"
 
 
-def many(count: int) -> str:
-    return f"{count} cell" if count == 1 else f"{count} cells"
+def _cells(group: Group) -> str:
+    count = f"{len(group.to_run)} cell{'s' * (len(group.to_run) != 1)}"
+    return count if group.name == ALL else f"{count} of {group.name}"

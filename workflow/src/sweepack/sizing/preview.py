@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from sweepack.files import write_atomic
+from sweepack.memory import MB
 from sweepack.plan import Plan
 from sweepack.sizing.measuring import Estimate
 from sweepack.sizing.show import card, estimated, verdict
@@ -32,7 +34,10 @@ def _text(plan: Plan, group: Group, found: Estimate) -> str:
         text = f"estimate {amount(next(iter(found.peaks.values())))}"
     if plan.slurm:
         return text
-    _, words = verdict(plan, group, found, card(None, None))
+    here = card(None, None)
+    if not here.is_gpu and group.profile.mem_mb:
+        here = replace(here, total=group.profile.mem_mb * MB, cells=1)
+    _, words = verdict(plan, group, found, here)
     return f"{text}; {words}" if words else text
 
 
