@@ -168,6 +168,19 @@ def test_one_that_is_killed_with_its_larger_share_goes_on_with_that(gpu):
     assert Counter(gpu.trained()) == {"0@0.25": 1, "0@0.5": 2, "1@0.25": 1, "2@0.25": 1}
 
 
+def test_main_memory_at_its_limit_is_told_and_not_tried_with_a_larger_share(sandbox):
+    sandbox.write("task.py", "def train(cell):\n    return {'size': len(bytearray(3 * 10**9))}\n")
+    sandbox.config(
+        sweep={"name": "test", "task": "task.py:train"},
+        resources=[{"gpu": 0.25, "mem": "1G"}],
+        retry={"oom": "next_share"},
+    )
+    output = sandbox.snakemake(status=1)
+    (record,) = sandbox.cells().values()
+    assert (record["status"], record["failure"], record["attempt"]) == ("failed", "oom_cap", 1)
+    assert "raise `mem` under `resources`" in output and "MemoryError" in record["error"]
+
+
 def outgrown(sandbox):
     return by_x(sandbox)[0].get("outgrown")
 
