@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 
 import pytest
 from conftest import Sandbox
+from sweepack.memory import cap_by
+from sweepack.sizing.config import Memory
 
 GIB = 2**30
 # The program knows nothing of sweepack: all that caps it is the allocator's option in its environment.
@@ -46,3 +49,7 @@ def test_a_cell_cannot_reserve_more_than_its_share(gpu: Sandbox, measured: Calla
     measured(cap=f"{limit / GIB:.2f} GiB", reserved=f"{reserved / GIB:.2f} GiB", device=f"{total / GIB:.2f} GiB")
     assert "started fresh" not in (record["dir"] / "log.txt").read_text()
     assert limit - total // 50 < reserved <= limit < total / 4
+    assert limit == cap_by(Memory().model_dump(), 250, record["memory"]["total"])
+    if way != "program":  # of which torch's own numbers are not known
+        assert record["memory"]["reserved"] == reserved
+    assert json.loads((record["dir"] / "provenance.json").read_text())["memory_cap"] == limit
