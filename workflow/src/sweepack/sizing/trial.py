@@ -234,8 +234,10 @@ def _prepare(task: dict[str, Any], kind: str, estimate: bool) -> dict[str, Any]:
     if found["error"]:
         return {"failed": found}
     if kind == "cuda" and not estimate:
+        # The latter comes with the first step of an optimiser, and takes more than a second.
         with contextlib.suppress(ImportError):
-            import torch  # noqa: F401
+            import torch
+            import torch._dynamo  # noqa: F401
     if estimate:
         try:
             import sweepack.sizing.estimate
