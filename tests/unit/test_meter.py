@@ -14,6 +14,7 @@ import psutil
 import pytest
 from meter_tools import CPU, SETTINGS, meter, scratch_of
 from sweep_tools import check_words, refused
+from sweepack.devices import Device
 from sweepack.sizing.meter import Measurement, Meter
 from sweepack.sizing.trial import MAIN_MEMORY
 from sweepack.task import load_task
@@ -247,6 +248,14 @@ def test_a_task_that_cannot_be_imported_is_refused(tmp_path: Path, source: str, 
 
     check_words(refused(enter), "sweep.task", "task.py:train", *words)
     assert not list(scratch_of(tmp_path).iterdir())
+
+
+def test_a_gpu_that_torch_does_not_see_is_told(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text("def train(cell): ...")
+    device = Device("GPU-nowhere", "GPU-nowhere", "cuda", "cuda:0 X", "X", 80 * 10**9)
+    with meter(tmp_path, device=device, share=250) as measuring:
+        found = measuring.measure(1)
+    assert found.outcome == "failed" and "torch sees no GPU" in (found.error or ""), found
 
 
 def test_a_program_is_refused(tmp_path: Path) -> None:

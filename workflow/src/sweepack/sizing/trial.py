@@ -80,7 +80,9 @@ def attempt(trial: Trial) -> NoReturn:
     def leave(**more: Any) -> NoReturn:
         held.release()
         write_atomic(trial.report, json.dumps({**found, "rows": steps.rows, **more}))
-        run._flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
         os._exit(0)
 
     def enough() -> NoReturn:
@@ -131,14 +133,16 @@ def _estimated(tracker: Any) -> dict[str, Any]:
 
 
 def _measured(kind: str) -> dict[str, Any]:
-    if kind == "cuda" and run._cuda_works():
-        import torch
-
+    torch = sys.modules.get("torch")
+    if kind == "cuda" and torch is not None and torch.cuda.is_available():
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # an error that is still on its way comes now
         reserved, allocated = torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated()
         return {"peak": reserved, "allocated": allocated, "source": CUDA_MEMORY}
-    return {"peak": main_memory.peak(), "source": MAIN_MEMORY}
+    peak = main_memory.peak()
+    if peak is None:
+        raise RuntimeError("the system does not tell how much memory a process has had")
+    return {"peak": peak, "source": MAIN_MEMORY}
 
 
 def _reset_peak() -> None:
