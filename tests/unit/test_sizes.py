@@ -87,6 +87,11 @@ def test_what_a_cell_is_given_is_part_of_what_was_measured(
     assert len(Planned(tmp_path, {"batch": "auto", **other}).find().unpinned) == 2
 
 
+def test_what_is_measured_has_the_share_that_cells_will_have(tmp_path: Path) -> None:
+    planned = Planned(tmp_path, {"batch": "auto"}, {"seed": [0]}, placement="round_robin", jobs_per_gpu=4)
+    assert profile_of(planned.config, "t", planned.cells[0]).share == 250
+
+
 def test_cells_get_the_batch_that_was_pinned(tmp_path: Path) -> None:
     planned = Planned(tmp_path, {"gpu": 0.5, "batch": "auto"})
     planned.pin(0, batch=48)

@@ -66,14 +66,17 @@ def show(
     results: Results = Path("results"),
 ) -> None:
     """The cells: their status, parameters and metrics."""
+    from sweepack.advice import advise
+    from sweepack.aggregate import Aggregate
     from sweepack.records import State
-    from sweepack.results import build_table, find_column, summary
+    from sweepack.results import find_column, summary, table_of
 
     for state in status or ():
         if state not in list(State):
             raise UserError("--status", state, "the state of a cell", did_you_mean(state, map(str, State)))
     directory = find_sweep(sweep, results)
-    table = build_table(Manifest.read(directory), directory)
+    aggregate = Aggregate(Manifest.read(directory), directory)
+    table = table_of(aggregate)
     rows = table[table["status"].isin(status)] if status else table
     if sort is not None:
         column = find_column("--sort", sort, list(table.columns))
@@ -82,11 +85,13 @@ def show(
     base = ["cell", "status", *(["attempt"] if (shown["attempt"] > 1).any() else [])]
     metrics = [name for name in table.columns if name.startswith("metrics.")]
     tail = [*_memory(shown), "device", "wall_s", *(["error"] if shown["error"].notna().any() else [])]
-    console = _console()
+    console = terminal()
     _print_table(console, shown, [*base, *_shown_params(table, all_params), *metrics, *tail])
     left = len(rows) - len(shown)
     more = f" ({left} more not shown: --limit 0 shows all)" if left else ""
     console.print(summary(table) + more, markup=False, highlight=False)
+    for line in advise(aggregate):
+        console.print(f"advice: {line}", markup=False, highlight=False)
 
 
 @app.command()
@@ -105,7 +110,7 @@ def best(
     directory = find_sweep(sweep, results)
     manifest = Manifest.read(directory)
     table = tables.build_table(manifest, directory)
-    console = _console()
+    console = terminal()
     if (table["status"] != "finished").all():
         console.print(f"No cell has finished yet. {tables.summary(table)}", markup=False, highlight=False)
         return
@@ -131,7 +136,7 @@ def diff(
     results: Results = Path("results"),
 ) -> None:
     """Compare two sweeps: ids, parameters, metrics, statuses, history. Exit code 1 when they differ."""
-    from sweepack.results import difference
+    from sweepack.comparison import difference
 
     left, right = find_sweep(a, results), find_sweep(b, results)
     lines = difference(left, right, exact)
@@ -217,7 +222,7 @@ def _sortable(column: pd.Series) -> pd.Series:
     return column.astype("string") if isinstance(column.dtype, pd.ArrowDtype) else column
 
 
-def _console() -> Console:
+def terminal() -> Console:
     """Standard output; as wide as a line needs when it is no terminal."""
     from rich.console import Console
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sweepack.cli import Results, app, find_sweep
+from sweepack.cli import Results, Sweep, app, find_sweep, terminal
 from sweepack.errors import UserError, Verbatim, did_you_mean
 from sweepack.files import try_lock
 from sweepack.manifest import Manifest, cell_files
@@ -70,6 +70,49 @@ def leases() -> None:
         what = "waits for" if holder.waiting else "holds"
         where = ", ".join(holder.devices)
         typer.echo(f"  pid {holder.pid}: cell {holder.label} {what} {holder.milli / WHOLE:g} of {where}")
+
+
+@app.command()
+def size(
+    sweep: Sweep = None,
+    estimate: Annotated[bool, typer.Option("--estimate", help="Say what can be said without a GPU.")] = False,
+    gpu_memory: Annotated[
+        str | None, typer.Option(help="With --estimate: memory of the GPU, `48GiB`; by default the one here.")
+    ] = None,
+    cells: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="With --estimate: cells on the GPU; by default by their share.")
+    ] = None,
+    configfile: Annotated[
+        list[Path] | None, typer.Option(help="As for snakemake; by default config/config.yaml.")
+    ] = None,
+    config: Annotated[list[str] | None, typer.Option(help="As for snakemake, `name=value`; may be repeated.")] = None,
+    results: Results = Path("results"),
+) -> None:
+    """How much memory cells take, and which batches and shares fit: measured, or estimated without a GPU.
+
+    Of the sweep that is configured, or of an earlier one.
+    """
+    from sweepack.sizing import show
+
+    root = Path.cwd()
+    chosen = bool(configfile or config)
+    if sweep and chosen:
+        raise UserError("SWEEP", sweep, "a sweep or a configuration, not both", "leave out one of the two")
+    earlier = find_sweep(sweep, results) if sweep or not (chosen or show.has_configuration(root)) else None
+    plan = show.plan_of(earlier, configfile or [], config or [], root)
+    if estimate:
+        card = show.card(gpu_memory, cells)
+        terminal().print(
+            show.estimates_table(plan, root, card, lambda name: typer.echo(f"estimating {name}", err=True))
+        )
+        typer.echo(show.about_estimates(plan, root, card))
+        return
+    if not plan.sizes.groups:
+        typer.echo("No size is left open: no cell has `batch: auto` or `gpu: auto`. `--estimate` shows all the same.")
+        return
+    terminal().print(show.pins_table(plan, root))
+    if plan.sizes.unpinned:
+        typer.echo("Measure what is missing: `snakemake probe --profile profiles/local` (or profiles/slurm).")
 
 
 @app.command()

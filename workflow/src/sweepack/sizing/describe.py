@@ -10,8 +10,8 @@ from sweepack.leases import WHOLE
 from sweepack.plan import Plan
 from sweepack.sizing.pins import read_pins
 from sweepack.sizing.sizes import Group
+from sweepack.sizing.words import amount, found
 
-GIB = 2**30
 _SHOWN = 8
 
 
@@ -21,7 +21,7 @@ def describe_sizes(plan: Plan, estimates: Mapping[str, str]) -> list[str]:
     lines = [f"{many(len(group.to_run))} of {group.name}: {_found(group, estimates)}" for group in groups[:_SHOWN]]
     if len(groups) > _SHOWN:
         lines.append(f"and {len(groups) - _SHOWN} more: `sweepack size` shows all")
-    if plan.probes:
+    if plan.probes and plan.config.sizing.unpinned == "probe":
         lines.append("these are measured first; the same command then makes a new plan and runs the cells")
     return lines
 
@@ -33,13 +33,13 @@ def _found(group: Group, estimates: Mapping[str, str]) -> str:
         return f"not measured on {where} yet" + (f"; {guess}" if guess else "")
     pin, fit = group.pin, group.fit
     if group.trouble or pin is None or pin.peak is None:
-        return f"does not fit: {group.trouble}"
-    if fit:
-        peak = f"expected peak {pin.peak / GIB:.3g} of {pin.total / GIB:.3g} GiB each"
-        return f"{fit.cells} on a device ({peak}; limited by {fit.limited_by}) on {pin.device}"
-    cap = f" of {pin.cap / GIB:.3g}" if pin.cap else ""
-    bounds = f"largest {pin.largest}, by {pin.limited_by}; peak {pin.peak / GIB:.3g}{cap} GiB"
-    return f"batch {pin.batch} ({bounds}) on {pin.device}"
+        return f"{group.trouble}"
+    if fit is None:
+        return found(pin)
+    peak = f"expected peak {amount(pin.peak)} of {amount(pin.total)}"
+    if fit.limited_by == "alone":
+        return f"a device each: {peak} is more than may be shared (`sizing.alone_above`), on {pin.device}"
+    return f"{fit.cells} on a device, limited by its memory: {peak} each, on {pin.device}"
 
 
 def require_sizes(plan: Plan, asked: bool) -> None:
@@ -78,13 +78,7 @@ def pinned(plan: Plan, root: Path) -> str:
     lines = ["sweepack: measured"]
     for group in plan.sizes.unpinned:
         for pin in pins.get(group.profile.key, {}).values():
-            if pin.trouble or pin.peak is None:
-                found = f"does not fit: {pin.trouble}"
-            elif group.profile.batch == "auto":
-                found = f"batch {pin.batch}, peak {pin.peak / GIB:.3g} GiB"
-            else:
-                found = f"peak {pin.peak / GIB:.3g} GiB"
-            lines.append(f"  {group.name}: {found} on {pin.device}")
+            lines.append(f"  {group.name}: {found(pin)}")
     return "\n".join([*lines, "Run the same command again (without the target `probe`): its plan goes by this."])
 
 

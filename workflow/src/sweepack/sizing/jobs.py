@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from sweepack.config import Config
@@ -42,17 +43,22 @@ def cells_of(jobs: dict[str, list[Group]]) -> dict[str, list[Cell]]:
 def write_requests(jobs: dict[str, list[Group]], config: Config, task: Task, root: Path, sweep: Path) -> None:
     """Write down what each of the ``jobs`` is to measure. Called when a run starts, never by a dry run."""
     for name, groups in jobs.items():
-        Request(
-            task=task.to_json(root),
-            code=task.digest(),
-            sizing=config.sizing.model_dump(),
-            memory=config.memory.model_dump(),
-            devices=config.devices or 0,
-            profiles=[_wanted(group) for group in groups],
-            lease_timeout=config.lease_timeout,
-        ).write(sweep, name)
+        request_of(groups, config, task, root).write(sweep, name)
+
+
+def request_of(groups: Sequence[Group], config: Config, task: Task, root: Path) -> Request:
+    """What it takes to measure the ``groups``."""
+    return Request(
+        task=task.to_json(root),
+        code=task.digest(),
+        sizing=config.sizing.model_dump(),
+        memory=config.memory.model_dump(),
+        devices=config.devices or 0,
+        profiles=[_wanted(group) for group in groups],
+        lease_timeout=config.lease_timeout,
+    )
 
 
 def _wanted(group: Group) -> Wanted:
-    cell = group.to_run[0]
-    return Wanted(group.profile, cell.id, cell.seed, cell.params, len(group.to_run), group.name)
+    cells = group.to_run or group.cells
+    return Wanted(group.profile, cells[0].id, cells[0].seed, cells[0].params, len(cells), group.name)

@@ -73,6 +73,10 @@ class Pin:
     code: str | None = None
     at: float | None = None
 
+    def counts(self, code: str) -> bool:
+        """Whether it counts for a task whose file has the digest ``code``: once changed, what did not fit may."""
+        return not self.trouble or self.code == code
+
     def write(self, sweep: Path) -> Path:
         """Keep it among the sweep's pins, in place of an earlier one of the same profile and model; its file."""
         folder = sweep / FOLDER

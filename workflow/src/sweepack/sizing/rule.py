@@ -24,6 +24,7 @@ from sweepack.leases import WHOLE
 
 START = 0.8
 FILL = 0.85
+_MANY = 1e9  # nobody has more samples
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,9 @@ def rule_of_thumb(
     available = device / cells * fill
     if sample <= 0:
         return Guess(available, reason="the peak does not grow with the batch, so the rule has no largest one")
-    largest = whole((available - static) / sample)
-    if largest < 1:
+    if available - static < sample * (1 - 1e-12):
         return Guess(available, reason="does not fit: nothing is left for a sample beside what is static")
+    largest = whole(min((available - static) / sample, _MANY))
     return Guess(available, largest, max(1, whole(start * largest)))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from sweepack.config import Config, Resources
 from sweepack.devices import load_nvml, visible_pool
 from sweepack.errors import UserError
+from sweepack.leases import WHOLE
 from sweepack.records import Assessment, State
 from sweepack.sizing.pins import FOLDER, SEED, Pin, Profile, read_pins, relevant
 from sweepack.sizing.rule import Share, share_for
@@ -166,6 +167,8 @@ def profile_of(config: Config, task: str, cell: Cell) -> Profile:
     """What decides how much memory ``cell`` takes."""
     resources = cell.resources
     share = None if resources.gpu == "auto" else resources.gpu
+    if config.jobs_per_gpu:
+        share = WHOLE // config.jobs_per_gpu
     settings = config.memory.model_dump()
     params = relevant(cell.params, config.sizing.ignore)
     return Profile(task, params, share, resources.batch, resources.cpus, resources.mem or 0, settings)
@@ -181,8 +184,7 @@ def _group(
     at_hand: Sequence[str] | None,
     code: str,
 ) -> Group:
-    # What went wrong in a task that was changed since may go well.
-    usable = {model: pin for model, pin in pins.items() if not pin.trouble or pin.code == code}
+    usable = {model: pin for model, pin in pins.items() if pin.counts(code)}
     if at_hand is None:
         chosen = config.sizing.device
         at_hand = [chosen] if chosen else list(usable) or [""]

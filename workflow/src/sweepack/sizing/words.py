@@ -1,0 +1,45 @@
+"""Amounts of memory and what pins say, in words for people.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+from sweepack.sizing.pins import Pin
+
+_LIMITS = {
+    "memory": "limited by memory",
+    "data": "limited by the data, which has no more samples",
+    "largest_batch": "limited by `sizing.largest_batch`",
+    "error": "larger ones fail",
+}
+
+
+def amount(size: float) -> str:
+    """Bytes as text: ``13.6 GiB``, ``41.0 MiB``, ``512 B``."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if abs(size) >= unit:
+            return f"{size / unit:.3g} {name}" if abs(size) < 1000 * unit else f"{size / unit:.0f} {name}"
+    return f"{size:.0f} B"
+
+
+def straight_line(static: float | None, sample: float | None) -> str:
+    """M_static and M_sample as one text; empty where they are not known."""
+    if static is None or sample is None:
+        return ""
+    if sample <= 0 or static < 0:
+        return "which the batch hardly changes" if sample <= 0 else f"{amount(sample)} a sample"
+    return f"{amount(static)} + {amount(sample)} a sample"
+
+
+def found(pin: Pin) -> str:
+    """What was found, on one line."""
+    if pin.trouble or pin.peak is None:
+        return f"{pin.trouble} (on {pin.device})"
+    of = f" of {amount(pin.cap)}" if pin.cap else ""
+    line = straight_line(pin.static, pin.sample)
+    peak = f"peak {amount(pin.peak)}{of}" + (f", {line}" if line else "")
+    if pin.largest is None or pin.limited_by is None:
+        batch = "" if pin.batch is None else f"batch {pin.batch}, "
+        return f"{batch}{peak}, on {pin.device}"
+    return f"batch {pin.batch}, largest {pin.largest} ({_LIMITS[pin.limited_by]}), {peak}, on {pin.device}"
