@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sweepack import main_memory, memory, orphans, run
+from sweepack import main_memory, memory, oom, orphans, run
 from sweepack.files import write_atomic
 from sweepack.forked import shed
 from sweepack.importing import import_task, try_import
@@ -90,7 +90,7 @@ def attempt(trial: Trial) -> NoReturn:
         try:
             numbers = _estimated(tracker) if tracker else _measured(job.kind)
         except BaseException as error:
-            leave(**_failure(error, trial.estimate))
+            leave(**_failure(error, trial))
         leave(outcome="measured", **numbers)
 
     process = os.getpid()
@@ -123,7 +123,7 @@ def attempt(trial: Trial) -> NoReturn:
             os._exit(1)
         held.release()
         traceback.print_exception(error)
-        leave(**_failure(error, trial.estimate))
+        leave(**_failure(error, trial))
 
 
 def _estimated(tracker: Any) -> dict[str, Any]:
@@ -151,16 +151,20 @@ def _reset_peak() -> None:
         Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
 
 
-def _failure(error: BaseException, estimate: bool) -> dict[str, Any]:
+def _failure(error: BaseException, trial: Trial) -> dict[str, Any]:
     text = "".join(traceback.format_exception_only(error)).strip()
     if isinstance(error, SystemExit):
         text = f"the task called sys.exit({error.code!r}) before it had made {FULL} optimiser steps"
-    if estimate:
+    if trial.estimate:
         from sweepack.sizing.estimate import explain
 
         return {"error": f"no estimate: {text if isinstance(error, SystemExit) else explain(error)}"}
-    oom = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or is_out_of_memory(text)
-    return {"outcome": "oom" if oom else "failed", "error": text}
+    record = Record(trial.meaning["id"], State.FAILED, attempt=1, error=text)
+    told = oom.tell(error, record, Job(**trial.job))
+    if told.failure in (oom.OOM_NEIGHBOUR, oom.DEVICE_LOST):
+        return {"error": told.error}  # says nothing about this batch
+    own = told.failure is not None or isinstance(error, MemoryError) or is_out_of_memory(text)
+    return {"outcome": "oom" if own or type(error).__name__ == "OutOfMemoryError" else "failed", "error": text}
 
 
 class Server:
