@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sweepack import main_memory, memory, orphans, run
+from sweepack import main_memory, memory, oom, orphans, run
 from sweepack.files import write_atomic
 from sweepack.forked import shed
 from sweepack.importing import import_task, try_import
@@ -80,7 +80,9 @@ def attempt(trial: Trial) -> NoReturn:
     def leave(**more: Any) -> NoReturn:
         held.release()
         write_atomic(trial.report, json.dumps({**found, "rows": steps.rows, **more}))
-        run._flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
         os._exit(0)
 
     def enough() -> NoReturn:
@@ -88,7 +90,7 @@ def attempt(trial: Trial) -> NoReturn:
         try:
             numbers = _estimated(tracker) if tracker else _measured(job.kind)
         except BaseException as error:
-            leave(**_failure(error, trial.estimate))
+            leave(**_failure(error, trial))
         leave(outcome="measured", **numbers)
 
     process = os.getpid()
@@ -121,7 +123,7 @@ def attempt(trial: Trial) -> NoReturn:
             os._exit(1)
         held.release()
         traceback.print_exception(error)
-        leave(**_failure(error, trial.estimate))
+        leave(**_failure(error, trial))
 
 
 def _estimated(tracker: Any) -> dict[str, Any]:
@@ -131,14 +133,16 @@ def _estimated(tracker: Any) -> dict[str, Any]:
 
 
 def _measured(kind: str) -> dict[str, Any]:
-    if kind == "cuda" and run._cuda_works():
-        import torch
-
+    torch = sys.modules.get("torch")
+    if kind == "cuda" and torch is not None and torch.cuda.is_available():
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # an error that is still on its way comes now
         reserved, allocated = torch.cuda.max_memory_reserved(), torch.cuda.max_memory_allocated()
         return {"peak": reserved, "allocated": allocated, "source": CUDA_MEMORY}
-    return {"peak": main_memory.peak(), "source": MAIN_MEMORY}
+    peak = main_memory.peak()
+    if peak is None:
+        raise RuntimeError("the system does not tell how much memory a process has had")
+    return {"peak": peak, "source": MAIN_MEMORY}
 
 
 def _reset_peak() -> None:
@@ -147,16 +151,20 @@ def _reset_peak() -> None:
         Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
 
 
-def _failure(error: BaseException, estimate: bool) -> dict[str, Any]:
+def _failure(error: BaseException, trial: Trial) -> dict[str, Any]:
     text = "".join(traceback.format_exception_only(error)).strip()
     if isinstance(error, SystemExit):
         text = f"the task called sys.exit({error.code!r}) before it had made {FULL} optimiser steps"
-    if estimate:
+    if trial.estimate:
         from sweepack.sizing.estimate import explain
 
         return {"error": f"no estimate: {text if isinstance(error, SystemExit) else explain(error)}"}
-    oom = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or is_out_of_memory(text)
-    return {"outcome": "oom" if oom else "failed", "error": text}
+    record = Record(trial.meaning["id"], State.FAILED, attempt=1, error=text)
+    told = oom.tell(error, record, Job(**trial.job))
+    if told.failure in (oom.OOM_NEIGHBOUR, oom.DEVICE_LOST):
+        return {"error": told.error}  # says nothing about this batch
+    own = told.failure is not None or isinstance(error, MemoryError) or is_out_of_memory(text)
+    return {"outcome": "oom" if own or type(error).__name__ == "OutOfMemoryError" else "failed", "error": text}
 
 
 class Server:
@@ -234,8 +242,10 @@ def _prepare(task: dict[str, Any], kind: str, estimate: bool) -> dict[str, Any]:
     if found["error"]:
         return {"failed": found}
     if kind == "cuda" and not estimate:
+        # The latter comes with the first step of an optimiser, and takes more than a second.
         with contextlib.suppress(ImportError):
-            import torch  # noqa: F401
+            import torch
+            import torch._dynamo  # noqa: F401
     if estimate:
         try:
             import sweepack.sizing.estimate
