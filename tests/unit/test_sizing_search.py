@@ -146,6 +146,17 @@ def test_a_smaller_batch_that_needs_more_gives_the_conservative_answer_and_a_rem
     assert (answer.largest or 0) < 409 and any("409 does not fit" in remark for remark in answer.remarks)
 
 
+def test_a_batch_that_fails_below_others_is_not_passed_over():
+    answer = found(SimulatedMemory(fails={409: "ValueError"}), guess=1024, largest_batch=512)
+    assert (answer.largest or 0) < 409 and answer.batch and answer.batch < 409
+
+
+def test_where_the_line_is_right_one_more_measurement_shows_it():
+    memory = SimulatedMemory(cap=10 * GIB)
+    largest = found(memory, guess=600).largest or 0
+    assert memory.asked == [256, 512, 1024, largest, largest + 8, math.floor(0.8 * largest)]
+
+
 def test_a_dip_that_fits_is_only_remarked_on():
     answer = found(SimulatedMemory(cap=40 * GIB, jumps={8: 2 * GIB, 32: -2 * GIB}))
     assert answer.batch and any("batch 16 takes more" in remark for remark in answer.remarks)
