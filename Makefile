@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slurm slurm-up slurm-down lint docs bench clean
+.PHONY: help venv demo test test-slurm test-gpu slurm-up slurm-down lint docs bench clean
 
 help:
 	@echo "make demo        set up, run the default sweep, show its best cells"
 	@echo "make test        set up, run the tests"
 	@echo "make test-slurm  the tests on a real Slurm cluster inside this machine (root; installs Debian's packages)"
+	@echo "make test-gpu    the claims that need a GPU, on that of this machine: adds to docs/gpu-results.md (8 minutes)"
 	@echo "make slurm-up    that cluster, to try things on; make slurm-down stops it"
 	@echo "make lint        ruff, snakefmt, mypy"
 	@echo "make bench       this beside other tools on the same cells: docs/benchmarks.md (some 30 minutes)"
@@ -43,6 +44,9 @@ test: $(VENV)/.installed-dev
 
 test-slurm: $(VENV)/.installed-dev
 	PATH="$(CURDIR)/$(BIN):$$PATH" tests/slurm/run
+
+test-gpu: $(VENV)/.installed-dev
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python tests/gpu/run
 
 slurm-up:
 	@$(PYTHON) tests/slurm/cluster up

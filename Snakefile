@@ -33,6 +33,16 @@ ROOT = Path.cwd()
 POOL = []
 VALIDATION = []
 
+
+def estimates():
+    """What the plan says of cells that were not measured. What makes them is imported only then: it takes a while."""
+    if not PLAN.probes:
+        return {}
+    from sweepack.sizing.preview import preview
+
+    return preview(PLAN, ROOT)
+
+
 try:
     PLAN = make_plan(
         ROOT,
@@ -53,16 +63,15 @@ try:
     elif PLAN.slurm and workflow.is_main_process:
         check_task(PLAN, ROOT, POOL, os.environ, running=False)
         check_requests(PLAN.slurm)
-        print(describe(PLAN), file=sys.stderr)
+        print(describe(PLAN, estimates=estimates()), file=sys.stderr)
         require_sizes(PLAN, asked=PROBE in sys.argv)
     elif workflow.is_main_process:
         POOL = check_pool(PLAN, os.environ)
         check_task(PLAN, ROOT, POOL, os.environ, running=not dry)
         # A dry run that is not told has one core.
         cores = workflow.resource_settings.cores
-        print(
-            describe(PLAN, POOL, None if dry and cores == 1 else cores), file=sys.stderr
-        )
+        limit = None if dry and cores == 1 else cores
+        print(describe(PLAN, POOL, limit, estimates()), file=sys.stderr)
         require_sizes(PLAN, asked=PROBE in sys.argv)
 except UserError as error:
     print(error, file=sys.stderr)

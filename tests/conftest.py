@@ -61,7 +61,7 @@ class Sandbox:
         process = self.start(*arguments, profile=profile, **environment)
         try:
             output, _ = process.communicate(timeout=LONGEST_WAIT)
-        except subprocess.TimeoutExpired:
+        except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
         assert status is None or process.returncode == status, output

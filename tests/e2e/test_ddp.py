@@ -43,6 +43,7 @@ def test_wide_and_packed_cells_in_one_sweep_count_once(sandbox):
         assert cells[n]["metrics"]["rank"] == 0 and cells[n]["metrics"]["world"] == size
         assert len(list(cells[n]["dir"].glob("result.json*"))) == 1
     assert {n: cell["world_size"] for n, cell in cells.items()} == {0: 2, 1: 2, 2: 4, 3: None, 4: None}
+    assert all(cell["memory"]["rss"] > 50e6 for cell in cells.values())
     assert cells[0]["device"].count("sim:") == 2 and cells[2]["device"].count("sim:") == 4
     if min(cells[0]["ended"], cells[1]["ended"]) > max(cells[0]["started"], cells[1]["started"]):
         assert not set(cells[0]["device"].split(", ")) & set(cells[1]["device"].split(", ")), "side by side"
@@ -113,6 +114,7 @@ def test_a_rank_that_fails_or_exits_otherwise_ends_all_and_is_named(sandbox):
     assert "rank 1" in output and "RuntimeError: as asked" in output
     (cell,) = sandbox.cells().values()
     assert cell["status"] == "failed" and cell["ended"] - cell["started"] < 60
+    assert cell["memory"]["rss"] > 50e6
     (sandbox.root / "once").unlink()
     sandbox.snakemake("--config", "trouble=exit", status=1)
     other = next(cell for cell in sandbox.cells().values() if cell["params"]["trouble"] == "exit")

@@ -38,7 +38,7 @@ def pins(sandbox):
 def test_a_sweep_that_needs_a_measurement_says_how_to_make_it_and_then_goes_by_it(sandbox):
     sized(sandbox, [{"gpu": 0.25, "batch": "auto", "mem": "1GB"}])
     refused = sandbox.snakemake("-n", profile=None, status=1)
-    assert "2 cells of all cells: not measured on cpu yet" in refused
+    assert "2 cells: not measured on cpu yet; estimate" in refused
     assert "error in resources[0].batch" in refused and "snakemake probe --profile profiles/local" in refused
     assert not (sandbox.root / "results" / "test" / FOLDER).exists()
 
@@ -49,7 +49,9 @@ def test_a_sweep_that_needs_a_measurement_says_how_to_make_it_and_then_goes_by_i
     assert f"batch {pin.batch}" in measured and "Run the same command again" in measured
     assert sandbox.cells() == {}
 
-    assert f"batch {pin.batch} (largest {pin.largest}" in sandbox.snakemake("-n", profile=None)
+    assert f"2 cells: batch {pin.batch}, largest {pin.largest} (limited by memory)" in sandbox.snakemake(
+        "-n", profile=None
+    )
     sandbox.snakemake()
     assert [cell["metrics"]["batch"] for cell in sandbox.cells().values()] == [pin.batch] * 2
     assert [cell["batch"] for cell in sandbox.cells().values()] == [pin.batch] * 2
@@ -71,7 +73,7 @@ def test_the_share_that_is_left_open_follows_from_what_was_measured(sandbox):
     assert "gpu: 0.25" in sandbox.snakemake("-n", profile=None, status=1)
     sandbox.snakemake("probe")
     plan = sandbox.snakemake("-n", profile=None)
-    cells = int(re.search(r"all cells: (\d+) on a device", plan)[1])
+    cells = int(re.search(r"2 cells: (\d+) on a device", plan)[1])
     assert cells > 1 and f"2 cells of {1000 // cells / 1000:g} device" in plan
     sandbox.snakemake()
     assert [cell["share"] for cell in sandbox.cells().values()] == [1000 // cells] * 2

@@ -110,6 +110,25 @@ def test_cells_that_have_not_finished_are_always_read(sweep):
     assert opened(sweep, "build_table") == [["0002"]]
 
 
+def test_what_nvml_saw_is_kept_too_and_looked_for_only_where_there_was_a_gpu(tmp_path):
+    directory = tmp_path / "s"
+    manifest = make_sweep(directory, [{"a": 1}, {"a": 2}, {"a": 3}], [{"acc": 1.0}] * 3)
+    for cell in ("0001", "0002"):
+        end_cell(directory, cell, metrics={"acc": 1.0}, device="cuda:0 NVIDIA H200")
+    for cell, power in (("0001", 250.0), ("0003", 10.0)):
+        saw = {"cell_memory": {"mean": 1, "peak": 2}, "power": {"mean": power}, "utilisation": {"samples": 0}}
+        cell_files(directory, cell).usage.write_text(json.dumps(saw))
+    write_tables(manifest, directory)
+    table = build_table(manifest, directory)
+    assert values(table, "gpu_power_w") == [250, None, None]
+    assert values(table, "gpu_memory_gib") == [2, None, None] and values(table, "gpu_util") == [None] * 3
+    # It is written last of all: a table that was made just before has not seen it.
+    assert opened(directory, "write_tables") == [["0002"]]
+    cell_files(directory, "0002").usage.write_text('{"power": {"mean": 99.0}}')
+    assert opened(directory, "write_tables", "write_tables") == [["0002"], []]
+    assert values(read_table(directory), "gpu_power_w") == [250, 99, None]
+
+
 scalars = (
     st.none()
     | st.booleans()

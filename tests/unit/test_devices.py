@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import pytest
-from fake_nvml import FakeNvml, Gpu, Mig
+from fake_nvml import FakeNvml, Gpu, Mig, NVMLError, NVMLError_Uninitialized
 from hypothesis import given
 from hypothesis import strategies as st
 from sweepack import devices
-from sweepack.devices import Device, Nvml, load_nvml, pool_limit, visible_pool
+from sweepack.devices import Device, Nvml, close_nvml, load_nvml, pool_limit, visible_pool
 from sweepack.errors import UserError
 
 
@@ -263,23 +264,44 @@ def test_a_refused_pool_still_has_a_limit(environ: dict[str, str], monkeypatch: 
     assert pool_limit(environ) == 1000
 
 
-def _module(**members: Any) -> ModuleType:
-    module = ModuleType("pynvml")
-    vars(module).update({"nvmlInit": lambda: None, "nvmlDeviceGetCount": lambda: 1, **members})
-    return module
+class _Module(ModuleType):
+    """NVML's module before it is initialised; ``init`` and ``count`` take the place of what these calls do."""
+
+    NVMLError = NVMLError
+
+    def __init__(self, init: Callable[[], Any] = lambda: None, count: Callable[[], Any] = lambda: 1) -> None:
+        super().__init__("pynvml")
+        self.initialised, self._init, self._count = 0, init, count
+
+    def nvmlInit(self) -> None:
+        self._init()
+        self.initialised += 1
+
+    def nvmlShutdown(self) -> None:
+        self.initialised -= 1
+
+    def nvmlDeviceGetCount(self) -> Any:
+        if not self.initialised:
+            raise NVMLError_Uninitialized
+        return self._count()
 
 
 def _fails() -> None:
     raise OSError("no driver")
 
 
-def test_nvml_is_used_when_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = _module()
-    monkeypatch.setitem(sys.modules, "pynvml", module)
-    assert load_nvml() is module
+def test_nvml_is_used_when_it_answers_and_closed_before_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", module := _Module())
+    for _ in range(2):
+        assert load_nvml() is load_nvml() is module
+        assert module.initialised == 1
+        close_nvml()
+        assert module.initialised == 0
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    close_nvml()
 
 
-@pytest.mark.parametrize("module", [None, _module(nvmlInit=_fails), _module(nvmlDeviceGetCount=_fails)])
+@pytest.mark.parametrize("module", [None, _Module(init=_fails), _Module(count=_fails)])
 def test_an_absent_or_failing_nvml_is_none(module: ModuleType | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", module)
     assert load_nvml() is None

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from made_sweeps import end_cell, make_sweep
+from sweepack.comparison import difference
 from sweepack.errors import UserError
 from sweepack.manifest import Manifest
 from sweepack.records import State
@@ -18,7 +19,6 @@ from sweepack.results import (
     best,
     build_history,
     build_table,
-    difference,
     find_column,
     read_table,
     summary,
@@ -39,7 +39,8 @@ def test_a_row_a_cell_with_its_attempt_parameters_and_metrics(tmp_path):
     table = build_table(manifest, tmp_path / "s")
     assert list(table.columns) == [
         *("cell", "name", "status", "attempt", "device", "host", "share", "batch"),
-        *("memory_cap_gib", "peak_reserved_gib", "peak_rss_gib", "wall_s", "started", "ended", "failure", "error"),
+        *("memory_cap_gib", "peak_reserved_gib", "peak_rss_gib", "wall_s", "started", "ended"),
+        *("gpu_memory_gib", "gpu_util", "gpu_power_w", "failure", "error"),
         *("params.lr", "params.seed", "metrics.acc"),
     ]
     assert table["cell"].tolist() == ["0001", "0002"]
@@ -53,7 +54,7 @@ def test_a_row_a_cell_with_its_attempt_parameters_and_metrics(tmp_path):
 def test_axes_come_before_the_other_parameters_in_their_order(tmp_path):
     manifest = make_sweep(tmp_path / "s", [{"a": 1, "seed": 0, "lr": 0.1}], [{"acc": 1}], axes=["lr", "seed"])
     table = build_table(manifest, tmp_path / "s")
-    assert list(table.columns[16:]) == ["params.lr", "params.seed", "params.a", "metrics.acc"]
+    assert list(table.columns[19:]) == ["params.lr", "params.seed", "params.a", "metrics.acc"]
 
 
 def test_only_finished_cells_have_metrics(tmp_path):

@@ -22,21 +22,25 @@ import pyarrow.parquet as pq
 from sweepack.files import write_atomic
 from sweepack.manifest import Manifest, cell_files
 from sweepack.records import Assessment, CellFiles, Record, State, assess, read_history
+from sweepack.usage import on_gpu, read_usage
 
 Columns = dict[str, list[Any]]
 INDEX = ("epoch", "step")
 # The number is to be raised when the same text would mean something else.
-CACHE = pa.schema([(name, pa.large_string()) for name in ("cell", "stamp", "record", "history")], {b"sweepack": b"1"})
+CACHE = pa.schema(
+    [(name, pa.large_string()) for name in ("cell", "stamp", "record", "history", "usage")], {b"sweepack": b"2"}
+)
 _ANY = CellFiles(Path())
 WATCHED = tuple(path.name for path in (_ANY.status, _ANY.result, _ANY.history))
 
 
 class Entry(NamedTuple):
-    """What the cache keeps of a finished cell: its files' stamp, its ``Record`` and its history, as JSON text."""
+    """What the cache keeps of a finished cell: its files' stamp, its ``Record``, history and usage, as JSON text."""
 
     stamp: str
     record: str
     history: str
+    usage: str
 
 
 class Aggregate:
@@ -52,6 +56,7 @@ class Aggregate:
         self._kept: dict[str, Entry] = {}
         self._stamps: dict[str, str] = {}
         self._histories: dict[str, Columns] = {}
+        self._usages: dict[str, dict[str, Any]] = {}
         self._cached = _read_cache(_cache(directory))
         folder = str(cell_files(directory, "").directory)
         for cell in (cell.id for cell in manifest.cells):
@@ -79,6 +84,21 @@ class Aggregate:
             self._histories[cell] = transpose(map(_logged, rows), INDEX)
         return self._histories[cell]
 
+    def usage(self, cell: str) -> dict[str, Any]:
+        """What NVML saw of the cell's latest attempt (``usage``); {} without a GPU.
+
+        It is written just after the status, once an attempt: what is there stays so, what is missing may come yet.
+        """
+        record = self.states[cell].record
+        if record is None or not on_gpu(record):
+            return {}
+        if cell in self._kept and self._kept[cell].usage != "{}":
+            kept: dict[str, Any] = json.loads(self._kept[cell].usage)
+            return kept
+        if cell not in self._usages:
+            self._usages[cell] = read_usage(cell_files(self.directory, cell))
+        return self._usages[cell]
+
     def save(self) -> None:
         """Keep what was read of the finished cells, for the next time; warns on standard error if that cannot be."""
         entries = {cell: self._entry(cell) for cell, seen in self.states.items() if seen.state is State.FINISHED}
@@ -95,10 +115,11 @@ class Aggregate:
             print(f"sweepack: {path} was not written ({error}); the next table reads every cell again", file=sys.stderr)
 
     def _entry(self, cell: str) -> Entry:
-        if cell in self._kept:
+        usage = self.usage(cell)
+        if cell in self._kept and (not usage or self._kept[cell].usage != "{}"):
             return self._kept[cell]
         record = json.dumps(vars(self.states[cell].record))
-        return Entry(self._stamps[cell], record, json.dumps(self.history(cell)))
+        return Entry(self._stamps[cell], record, json.dumps(self.history(cell)), json.dumps(usage))
 
 
 def flat(prefix: str, mapping: Mapping[str, Any]) -> dict[str, Any]:

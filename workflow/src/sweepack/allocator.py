@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping
-from importlib import metadata
 from typing import Any
 
 from sweepack.errors import UserError, did_you_mean
@@ -86,6 +85,8 @@ def knows_fraction() -> bool:
 @functools.cache
 def torch_version() -> tuple[int, ...]:
     """Major and minor number of the torch that is installed, without importing it; empty where there is none."""
+    from importlib import metadata  # takes longer than all else here
+
     try:
         found = re.match(r"(\d+)\.(\d+)", metadata.version("torch"))
     except metadata.PackageNotFoundError:

@@ -66,14 +66,17 @@ def show(
     results: Results = Path("results"),
 ) -> None:
     """The cells: their status, parameters and metrics."""
+    from sweepack.advice import advise
+    from sweepack.aggregate import Aggregate
     from sweepack.records import State
-    from sweepack.results import build_table, find_column, summary
+    from sweepack.results import find_column, summary, table_of
 
     for state in status or ():
         if state not in list(State):
             raise UserError("--status", state, "the state of a cell", did_you_mean(state, map(str, State)))
     directory = find_sweep(sweep, results)
-    table = build_table(Manifest.read(directory), directory)
+    aggregate = Aggregate(Manifest.read(directory), directory)
+    table = table_of(aggregate)
     rows = table[table["status"].isin(status)] if status else table
     if sort is not None:
         column = find_column("--sort", sort, list(table.columns))
@@ -87,6 +90,8 @@ def show(
     left = len(rows) - len(shown)
     more = f" ({left} more not shown: --limit 0 shows all)" if left else ""
     console.print(summary(table) + more, markup=False, highlight=False)
+    for line in advise(aggregate):
+        console.print(f"advice: {line}", markup=False, highlight=False)
 
 
 @app.command()
@@ -131,7 +136,7 @@ def diff(
     results: Results = Path("results"),
 ) -> None:
     """Compare two sweeps: ids, parameters, metrics, statuses, history. Exit code 1 when they differ."""
-    from sweepack.results import difference
+    from sweepack.comparison import difference
 
     left, right = find_sweep(a, results), find_sweep(b, results)
     lines = difference(left, right, exact)

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from sweepack import usage
 from sweepack.ask import read_line, send_request
 from sweepack.hosts import CELL, host_socket, log_file, reach, refusal_file, start_host
 from sweepack.job import Job
@@ -46,7 +47,7 @@ def run_warm(
             with contextlib.suppress(OSError):
                 connection.sendall(bytes([signum]))
 
-        with relay(send):
+        with relay(send), usage.sampled(job, environment, answer["pid"]):
             end = _read_answer(connection)
         if "status" not in end:
             # A host that vanishes takes its cells with it, but not what they have started.

@@ -68,7 +68,10 @@ class Resources(Model):
         description="CPU threads of the cell. They are pinned, since their number changes the last bits of results.",
     )
     mem: Megabytes | None = Field(
-        default=None, description="Main memory, `2GB` or a number of megabytes.", examples=["2GB"]
+        default=None,
+        description="Main memory, `2GB` or a number of megabytes. On a CPU each process of the cell is held to it (see "
+        "`memory.limit_main`), the table's `peak_rss_gib` says what it took.",
+        examples=["2GB"],
     )
     runtime: Minutes | None = Field(
         default=None,

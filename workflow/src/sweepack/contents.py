@@ -14,7 +14,7 @@ from sweepack.files import write_atomic
 from sweepack.manifest import Manifest
 from sweepack.records import Assessment
 
-LAYOUT = 1
+LAYOUT = 2
 """Raised when the tables come to show the same contents otherwise, so that those on disk are written anew."""
 
 

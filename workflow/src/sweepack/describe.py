@@ -14,6 +14,7 @@ from sweepack.mps.config import describe as describe_mps
 from sweepack.plan import Plan
 from sweepack.records import State
 from sweepack.sizing.describe import describe_sizes
+from sweepack.sizing.sizes import asked_batch
 from sweepack.slurm.describe import describe_jobs
 
 
@@ -139,10 +140,10 @@ def _threads(plan: Plan) -> list[str]:
 
 def _troubles(plan: Plan) -> list[str]:
     found = [
-        f"cell {cell.id} goes on with batch {plan.batch(cell)}, with which it began, not {plan.asked_batch(cell)}: "
+        f"cell {cell.id} goes on with batch {plan.batch(cell)}, with which it began, not {asked_batch(plan.sizes, cell)}: "
         f"`sweepack rerun {cell.id}` begins anew"
         for cell in plan.pending
-        if plan.batch(cell) != plan.asked_batch(cell)
+        if plan.batch(cell) != asked_batch(plan.sizes, cell)
     ]
     found += [f"cell {cell} runs again: {state.trouble}" for cell, state in plan.states.items() if state.trouble]
     return found[:10] + ([f"and {len(found) - 10} more such cells"] if len(found) > 10 else [])

@@ -6,8 +6,10 @@ variable is wrong; here each such case is an error.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import takewhile
@@ -52,6 +54,7 @@ class Nvml(Protocol):
 
     def nvmlDeviceGetCount(self) -> int: ...
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Any: ...
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any: ...
     def nvmlDeviceGetUUID(self, handle: Any) -> str: ...
     def nvmlDeviceGetName(self, handle: Any) -> str: ...
     def nvmlDeviceGetMemoryInfo(self, handle: Any) -> Any: ...
@@ -60,6 +63,11 @@ class Nvml(Protocol):
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Any, index: int) -> Any: ...
     def nvmlDeviceGetGpuInstanceId(self, device: Any) -> int: ...
     def nvmlDeviceGetComputeInstanceId(self, device: Any) -> int: ...
+    def nvmlDeviceGetUtilizationRates(self, handle: Any) -> Any: ...
+    def nvmlDeviceGetPowerUsage(self, handle: Any) -> int: ...
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> list[Any]: ...
+    def nvmlDeviceGetMPSComputeRunningProcesses(self, handle: Any) -> list[Any]: ...
+    def nvmlDeviceGetGraphicsRunningProcesses(self, handle: Any) -> list[Any]: ...
 
 
 def load_nvml() -> Nvml | None:
@@ -67,11 +75,21 @@ def load_nvml() -> Nvml | None:
     try:
         import pynvml
 
-        pynvml.nvmlInit()
-        pynvml.nvmlDeviceGetCount()
+        try:
+            pynvml.nvmlDeviceGetCount()
+        except pynvml.NVMLError:
+            pynvml.nvmlInit()
+            pynvml.nvmlDeviceGetCount()
     except Exception:
         return None
     return pynvml
+
+
+def close_nvml() -> None:
+    """Close what NVML has open, if it is loaded: a process forked from this one would find it broken."""
+    if module := sys.modules.get("pynvml"):
+        with contextlib.suppress(Exception):
+            module.nvmlShutdown()
 
 
 def visible_pool(environ: Mapping[str, str], nvml: Nvml | None) -> list[Device]:

@@ -15,14 +15,16 @@ from sweepack.manifest import Manifest
 
 @tells_user_errors
 def table(argv: Sequence[str] | None = None) -> int:
-    """Write the tables of the sweep that ``argv`` names; the exit status."""
+    """Write the tables of the sweep that ``argv`` names, and print what its cells advise; the exit status."""
     parser = _parser("Write a sweep's table, history and failures (Parquet and CSV) from what its cells have left.")
     parser.add_argument("--partial", action="store_true", help="allow for cells that have not ended yet")
     options = parser.parse_args(argv)
 
+    from sweepack.advice import advise
     from sweepack.results import write_tables
 
-    write_tables(Manifest.read(options.sweep_dir), options.sweep_dir, partial=options.partial)
+    for line in advise(write_tables(Manifest.read(options.sweep_dir), options.sweep_dir, partial=options.partial)):
+        print(f"advice: {line}")
     return 0
 
 

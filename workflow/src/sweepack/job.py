@@ -54,8 +54,8 @@ class Job:
     ``checked`` says that the driver knows the device, ``share`` is in thousandths, ``accept`` says whether a failure of
     the task is to be accepted as the cell's result, ``kept_open`` are the descriptors of lease and lock, and
     ``terminal`` is the one to report to. ``mps``: what a cell under MPS is told about it (``mps.daemon.Membership``).
-    ``batch`` and ``memory`` are as in ``Launch``; ``mem_mb`` too. ``device_memory`` is the device's in bytes, as the
-    driver tells it (None: it doesn't).
+    ``batch``, ``memory``, ``mem_mb`` and ``retry_oom`` are as in ``Launch``. ``device_memory`` is the device's in
+    bytes, as the driver tells it (None: it doesn't).
     """
 
     directory: str
@@ -73,6 +73,7 @@ class Job:
     memory: dict[str, Any] = field(default_factory=dict)
     mem_mb: int = 0
     device_memory: int | None = None
+    retry_oom: bool = False
 
     def to_json(self) -> str:
         return json.dumps(self.__dict__)

@@ -21,9 +21,11 @@ from sweepack.start import (
     launcher_options,
     lock_holder,
     must_run,
+    next_try,
     read_cell,
     run_leased,
     take_lock,
+    with_share,
     write_down_kill,
 )
 from sweepack.supervise import Relay
@@ -64,20 +66,33 @@ def _launch(cell: Startable, accept: bool) -> int:
     lock = lock_cell(cell, timeout, give_up)
     if not must_run(cell):
         return 0
+    cell = with_share(cell)
     pool = visible_pool(os.environ, load_nvml())
     reach = cell.reach(pool)
     if cell.mps is not None:
         require_usable(reach, os.environ)
     leases = LeasePool(lease_directory(), [device.key for device in reach])
-    with leases.acquire(
-        cell.launch.share,
-        label=cell.label,
-        timeout=timeout,
-        on_wait=lambda text: print(text, file=sys.stderr),
-        give_up=give_up,
-    ) as lease:
-        device = next(device for device in pool if device.key == lease.devices[0])
-        return run_leased(cell, device, lease, lock, Relay(), accept=accept, terminal=os.dup(2))
+    terminal = os.dup(2)
+    relay: Relay | None = None
+
+    def stopped() -> str | None:
+        return "it was told to stop" if relay and relay.caught else give_up()
+
+    while True:
+        with leases.acquire(
+            cell.launch.share,
+            label=cell.label,
+            timeout=timeout,
+            on_wait=lambda text: print(text, file=sys.stderr),
+            give_up=stopped,
+        ) as lease:
+            device = next(device for device in pool if device.key == lease.devices[0])
+            relay = relay or Relay()
+            status = run_leased(cell, device, lease, lock, relay, accept=accept, terminal=terminal)
+        again = None if relay.caught else next_try(cell, [terminal])
+        if again is None:
+            return status
+        cell = again
 
 
 def watch_driver() -> Callable[[], str | None]:

@@ -18,7 +18,7 @@ def obstacle(mem_mb: int, settings: Mapping[str, Any]) -> str | None:
     """Why there is to be no limit, by the cell's ``mem`` in megabytes (0: none) and ``settings``; None if there is."""
     if not settings.get("limit_main", False):
         return "`memory.limit_main` is off"
-    return None if mem_mb else "the cell has no `mem`"
+    return None if mem_mb else "the cell has no `mem`, or ranks that share it"
 
 
 def limit(mem: int) -> str | None:

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from sweepack.admission import Ask, Queue
@@ -27,7 +28,17 @@ from sweepack.leases import Lease, LeaseAbandoned, LeasePool, LeaseTimeout, leas
 from sweepack.mps.daemon import require_usable
 from sweepack.packs import Pack, pack_file
 from sweepack.records import State, assess
-from sweepack.start import Startable, launcher_options, lock_holder, must_run, read_cell, run_leased, take_lock
+from sweepack.start import (
+    Startable,
+    launcher_options,
+    lock_holder,
+    must_run,
+    next_try,
+    read_cell,
+    run_leased,
+    take_lock,
+    with_share,
+)
 from sweepack.supervise import Relay
 
 _TELL_SECONDS = 10.0
@@ -69,7 +80,7 @@ class PackLauncher:
         self._relay = Relay()
         self._devices = visible_pool(os.environ, load_nvml())
         self._leases = LeasePool(lease_directory(), [device.key for device in self._devices])
-        self._cells = {cell: read_cell(sweep, cell) for cell in pack.cells}
+        self._cells = {cell: with_share(read_cell(sweep, cell)) for cell in pack.cells}
         self._asks: dict[str, Ask] = {}
         self._queue: Queue[str] = Queue()
         self._running: dict[str, threading.Thread] = {}
@@ -222,11 +233,17 @@ class PackLauncher:
         except queue.Empty:
             return
         self._running.pop(name).join()
-        self._statuses[name] = status
         cell = self._cells[name]
         record = assess(cell.files.directory, name).record
         if record is not None and record.status is not State.FINISHED:
             report(record, cell.slug, cell.files, sys.stderr.fileno())
+        again = None if self._stop_reason() else next_try(cell, [self._log, sys.stderr.fileno()])
+        if again is None:
+            self._statuses[name] = status
+            return
+        self._cells[name] = again
+        self._asks[name] = replace(self._asks[name], share=again.launch.share)
+        self._enqueue(again)
 
     def _look_elsewhere(self) -> None:
         for name, since in list(self._elsewhere.items()):

@@ -20,10 +20,11 @@ from sweepack.loading import load_config
 from sweepack.manifest import Manifest, ManifestCell
 from sweepack.mps.config import check_shares
 from sweepack.mps.daemon import require_usable
+from sweepack.oom import grown
 from sweepack.packs import Pack, cells_per_job, form
 from sweepack.records import NEVER_RUN, Assessment, State, assess
 from sweepack.sizing.jobs import cells_of, probe_jobs
-from sweepack.sizing.sizes import Group, Sizes, find_sizes, kept_batch
+from sweepack.sizing.sizes import Group, Sizes, batch_of, find_sizes
 from sweepack.slurm.config import Request
 from sweepack.slurm.plan import SlurmPlan, plan_jobs
 from sweepack.sweep import Cell, Expansion, expand, layouts
@@ -84,12 +85,8 @@ class Plan:
         return share_of(self.config, self.sizes, self.states, cell)
 
     def batch(self, cell: Cell) -> int | None:
-        """What ``cell.batch`` is to be: one that goes on keeps what it began with."""
-        return kept_batch(self.states[cell.id]) or self.asked_batch(cell)
-
-    def asked_batch(self, cell: Cell) -> int | None:
-        """The batch by the configuration and its pins; None where it says nothing, or nothing was measured yet."""
-        return self.sizes.batches.get(cell.id) if cell.resources.batch == "auto" else cell.resources.batch
+        """What ``cell.batch`` is to be."""
+        return batch_of(self.sizes, self.states[cell.id], cell)
 
     def threads(self, cell: Cell) -> int:
         """CPU threads that ``cell`` takes on this machine, those of all its ranks."""
@@ -119,7 +116,8 @@ class Plan:
             mps=config.mps.model_dump() if config.mps else None,
             batch=self.batch(cell),
             memory=config.memory.model_dump(),
-            retry_oom=config.retry.oom == "next_share",
+            # Of a shard of a GPU there is no more to be had in the job that was granted it; the next run asks for more.
+            retry_oom=bool(config.retry.oom) and not (self.slurm and config.slurm.mode == "shard"),
             layout=self.layouts[cell.id].to_dict() if cell.id in self.layouts else None,
         )
 
@@ -204,12 +202,14 @@ def _packs(
 
 def share_of(config: Config, sizes: Sizes, states: Mapping[str, Assessment], cell: Cell) -> int:
     """Thousandths of a device that ``cell`` takes; of one that was not measured yet, a whole device's."""
+    found = states[cell.id]
     if config.jobs_per_gpu:
-        return WHOLE // config.jobs_per_gpu
-    if isinstance(cell.resources.gpu, int):
-        return cell.resources.gpu
-    record = states[cell.id].record
-    return sizes.shares.get(cell.id) or (record.share if record else None) or WHOLE
+        share = WHOLE // config.jobs_per_gpu
+    elif isinstance(cell.resources.gpu, int):
+        share = cell.resources.gpu
+    else:
+        share = sizes.shares.get(cell.id) or (found.record.share if found.record else None) or WHOLE
+    return grown(share, batch_of(sizes, found, cell), found.record) if config.retry.oom else share
 
 
 def check_pool(plan: Plan, environ: Mapping[str, str]) -> list[Device]:

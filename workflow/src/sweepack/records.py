@@ -57,6 +57,11 @@ class CellFiles:
         return self.directory / "provenance.json"
 
     @property
+    def usage(self) -> Path:
+        """What NVML saw of the latest attempt, of one on a GPU (``usage``)."""
+        return self.directory / "usage.json"
+
+    @property
     def log(self) -> Path:
         return self.directory / "log.txt"
 
@@ -84,7 +89,8 @@ class Record:
     number of ranks of a cell on several devices. ``batch`` is what ``cell.batch`` was. ``memory`` is in bytes:
     ``total`` of the device, ``cap``, and the peaks ``reserved`` and ``allocated`` (torch's allocator) and ``rss`` (main
     memory).
-    ``failure`` tells kinds of failure apart: ``oom_cap``, ``oom_neighbour``, ``device_lost``.
+    ``failure`` tells kinds of failure apart: ``oom_cap``, ``oom_neighbour``, ``device_lost``. ``outgrown`` is the
+    largest share whose GPU memory was too small for the cell with this batch, in any attempt so far.
     """
 
     cell: str
@@ -103,6 +109,7 @@ class Record:
     batch: int | None = None
     memory: dict[str, int | None] | None = None
     failure: str | None = None
+    outgrown: int | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self)) + "\n"
@@ -196,7 +203,7 @@ def archive_attempt(files: CellFiles) -> Path | None:
         record = Record.from_json(status or b"")
     except (ValueError, TypeError):
         record = None
-    moved = [files.result, files.history, files.provenance, files.log, files.checkpoints]
+    moved = [files.result, files.history, files.provenance, files.usage, files.log, files.checkpoints]
     moved = [path for path in moved if path.exists()]
     if not moved and (status is None or (record is not None and record.status is State.PENDING)):
         return None

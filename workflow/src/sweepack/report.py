@@ -11,11 +11,13 @@ from typing import Any
 import jinja2
 import pandas as pd
 
+from sweepack.advice import advise
+from sweepack.aggregate import Aggregate
 from sweepack.display import is_number, label, texts
 from sweepack.files import write_atomic
 from sweepack.manifest import Manifest, cell_files
 from sweepack.records import State
-from sweepack.results import ENDED_BADLY, REPORTED, best, build_history, build_table, numeric_metrics, values, varying
+from sweepack.results import ENDED_BADLY, REPORTED, best, history_of, numeric_metrics, table_of, values, varying
 
 NO_FIGURES: str | None = None
 try:
@@ -34,7 +36,8 @@ def write_report(manifest: Manifest, directory: Path) -> Path:
     The page needs no network: styles and figures are part of it. Where matplotlib cannot be imported it has no
     figures, and says so.
     """
-    table, history = build_table(manifest, directory), build_history(manifest, directory)
+    aggregate = Aggregate(manifest, directory)
+    table, history = table_of(aggregate), history_of(aggregate)
     objective = manifest.objective
     metrics = numeric_metrics(table)
     wanted = f"metrics.{objective['metric']}" if objective else None
@@ -51,6 +54,7 @@ def write_report(manifest: Manifest, directory: Path) -> Path:
         "counts": [(state, states[state]) for state in REPORTED if state in states],
         "cells": len(table),
         "use": use,
+        "advice": advise(aggregate),
         "best": _grid(leaders, ["cell", *varying(table), *_first(metric, metrics), "wall_s"]),
         "seeds": _over_seed(table, metric, mode),
         "failures": _failures(table, directory),

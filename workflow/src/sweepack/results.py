@@ -1,4 +1,4 @@
-"""The table of a sweep, its history, and comparisons, as the cells' directories stand.
+"""The table of a sweep and its history, as the cells' directories stand.
 
 Columns are typed in Arrow, from the values themselves; pandas and CSV are views of it. A column that no type holds
 (``[1, "a", null]``, integers beyond 64 bits) is kept as JSON text, marked in the file's schema and in
@@ -12,7 +12,7 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,9 @@ from sweepack.aggregate import Aggregate, Columns, flat, stack, transpose
 from sweepack.contents import contents, remove_stamp, write_stamp
 from sweepack.errors import UserError, Verbatim, did_you_mean
 from sweepack.files import write_atomic
-from sweepack.manifest import Manifest, ManifestCell, cell_files
-from sweepack.records import Assessment, State, assess, read_history
+from sweepack.manifest import Manifest, cell_files
+from sweepack.records import Assessment, State
+from sweepack.usage import USAGE_COLUMNS, usage_columns
 
 TABLE = pa.schema(
     [
@@ -45,6 +46,7 @@ TABLE = pa.schema(
         ("wall_s", pa.float64()),
         ("started", pa.timestamp("us", "UTC")),
         ("ended", pa.timestamp("us", "UTC")),
+        *((name, pa.float64()) for name in USAGE_COLUMNS),
         ("failure", pa.string()),
         ("error", pa.string()),
     ]
@@ -53,7 +55,6 @@ HISTORY = pa.schema([("cell", pa.string()), ("epoch", pa.int64()), ("step", pa.i
 JSON_TEXT = {b"sweepack": b"json"}
 ENDED_BADLY = (State.FAILED, State.INTERRUPTED, State.LOST)
 REPORTED = (State.FINISHED, State.FAILED, State.RUNNING, State.INTERRUPTED, State.LOST, State.PENDING)
-ABSENT = object()
 
 
 def build_table(manifest: Manifest, directory: Path) -> pd.DataFrame:
@@ -61,21 +62,35 @@ def build_table(manifest: Manifest, directory: Path) -> pd.DataFrame:
 
     ``share`` is a fraction of a device, ``batch`` what ``cell.batch`` was, ``wall_s`` in seconds, ``started`` and
     ``ended`` in UTC. In GiB are ``memory_cap_gib`` (of torch on a GPU; on a CPU of main memory), ``peak_reserved_gib``
-    (the most that torch's allocator had of the GPU) and ``peak_rss_gib`` (the most main memory of a process of the
-    cell). ``failure`` is the kind of failure, where it is a known one, ``error`` its text. Then come
-    ``params.<dotted name>`` (the axes first) and ``metrics.<name>`` (of finished cells only). Integers are Int64,
-    floats float64 (a missing one is NaN), the others boolean, string or Arrow lists.
+    (the most that torch's allocator had of the GPU), ``peak_rss_gib`` (the most main memory of a process of the cell)
+    and ``gpu_memory_gib`` (the most that NVML saw the cell's processes have of the GPU). ``gpu_util`` (percent) and
+    ``gpu_power_w`` are NVML's means of the whole device while the cell ran. ``failure`` is the kind of failure, where
+    it is a known one, ``error`` its text. Then come ``params.<dotted name>`` (the axes first) and ``metrics.<name>``
+    (of finished cells only). Integers are Int64, floats float64 (a missing one is NaN), the others boolean, string or
+    Arrow lists.
     """
-    return _to_pandas(_table(Aggregate(manifest, directory)))
+    return table_of(Aggregate(manifest, directory))
+
+
+def table_of(aggregate: Aggregate) -> pd.DataFrame:
+    """The table of cells that have been read already."""
+    return _to_pandas(_table(aggregate))
 
 
 def build_history(manifest: Manifest, directory: Path) -> pd.DataFrame:
     """``cell``, ``epoch``, ``step`` and ``metrics.<name>`` of every row that the cells have logged, typed alike."""
-    return _to_pandas(_history(Aggregate(manifest, directory)))
+    return history_of(Aggregate(manifest, directory))
 
 
-def write_tables(manifest: Manifest, directory: Path, *, partial: bool = False) -> None:
+def history_of(aggregate: Aggregate) -> pd.DataFrame:
+    """The history of cells that have been read already."""
+    return _to_pandas(_history(aggregate))
+
+
+def write_tables(manifest: Manifest, directory: Path, *, partial: bool = False) -> Aggregate:
     """Write ``table`` and ``history`` (``.parquet`` and ``.csv``) and ``failures.csv`` into ``directory``.
+
+    Returns what they show.
 
     Each file is replaced in one step, ``table.stamp`` last. Failures are the cells that failed, were interrupted or
     were lost. Raises UserError when a cell has neither finished nor failed, unless ``partial`` allows for holes.
@@ -104,6 +119,7 @@ def write_tables(manifest: Manifest, directory: Path, *, partial: bool = False) 
     write_atomic(directory / "table.parquet", _parquet(table))
     aggregate.save()
     write_stamp(directory, contents(manifest, aggregate.states))
+    return aggregate
 
 
 def read_table(directory: Path) -> pd.DataFrame:
@@ -187,64 +203,18 @@ def best(table: pd.DataFrame, metric: str, mode: str, over: str | None = None, t
     return ranked.head(top).reset_index(drop=True)
 
 
-def difference(a: Path, b: Path, exact: bool) -> list[str]:
-    """What differs between the sweeps in two directories, a line each: ids, parameters, status, metrics, history.
-
-    Attempts, devices and times are left out. ``exact`` compares type for type and bit for bit (NaN equals NaN,
-    -0.0 is not 0.0); otherwise numbers agree within a relative 1e-6. Reads the cells themselves, so that it needs
-    no table. Raises UserError when a directory holds no sweep.
-    """
-    left, right = ({cell.id: cell for cell in Manifest.read(directory).cells} for directory in (a, b))
-    lines = []
-    for cell in sorted(left.keys() | right.keys()):
-        if cell in left and cell in right:
-            found = [*_differences(_comparable(a, left[cell]), _comparable(b, right[cell]), exact)]
-        else:
-            found = [f"only in {a if cell in left else b}"]
-        lines += [f"{cell} {(left.get(cell) or right[cell]).slug}: {line}" for line in found]
-    return lines
-
-
-def _comparable(directory: Path, cell: ManifestCell) -> dict[str, Any]:
-    files = cell_files(directory, cell.id)
-    seen = assess(files.directory, cell.id)
-    rows = [{key: row.get(key) for key in ("epoch", "step", "metrics")} for row in read_history(files)]
-    history = {f"history row {index}": row for index, row in enumerate(rows)}
-    return {"status": str(seen.state), **flat("params.", cell.params), **_metrics(seen), **history}
-
-
-def _differences(left: dict[str, Any], right: dict[str, Any], exact: bool) -> Iterator[str]:
-    """A line for each name that differs; once a status or a row of the history does, what follows is noise."""
-    for name in dict.fromkeys((*left, *right)):
-        pair = left.get(name, ABSENT), right.get(name, ABSENT)
-        if _same(*pair) if exact else _close(*pair):
-            continue
-        yield f"{name}: " + " | ".join("absent" if side is ABSENT else _json(side) for side in pair)
-        if name == "status" or name.startswith("history"):
-            return
-
-
-def _same(a: Any, b: Any) -> bool:
-    # The JSON text of a float is its shortest exact form, so equal text is equal bits and equal types.
-    return a is b or (ABSENT not in (a, b) and json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True))
-
-
-def _close(a: Any, b: Any) -> bool:
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_close(a[key], b[key]) for key in a)
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(_close, a, b))
-    if {type(a), type(b)} in ({float}, {float, int}):
-        return math.isclose(a, b, rel_tol=1e-6) or (math.isnan(a) and math.isnan(b))
-    return _same(a, b)
-
-
 def _table(aggregate: Aggregate) -> pa.Table:
     rows: list[dict[str, Any]] = []
     for cell in aggregate.manifest.cells:
         seen = aggregate.states[cell.id]
         row = {"cell": cell.id, "name": cell.slug, "status": str(seen.state), "error": seen.trouble}
-        rows.append(row | _attempt(seen) | flat("params.", cell.params) | _metrics(seen))
+        rows.append(
+            row
+            | _attempt(seen)
+            | usage_columns(aggregate.usage(cell.id))
+            | flat("params.", cell.params)
+            | metrics_of(seen)
+        )
     return _typed(TABLE, transpose(rows, TABLE.names), [f"params.{axis}" for axis in aggregate.manifest.axes])
 
 
@@ -275,7 +245,8 @@ def _gib(size: int | None) -> float | None:
     return None if size is None else size / 2**30
 
 
-def _metrics(seen: Assessment) -> dict[str, Any]:
+def metrics_of(seen: Assessment) -> dict[str, Any]:
+    """The metrics of a finished cell, by their dotted names."""
     if seen.state is not State.FINISHED or seen.record is None:
         return {}
     return flat("metrics.", seen.record.metrics or {})
@@ -297,7 +268,7 @@ def _typed(fixed: pa.Schema, columns: Columns, axes: Sequence[str] = ()) -> pa.T
         column = columns[name]
         kind = _kind(column)
         if kind is None:
-            column = [None if value is None else _json(value) for value in column]
+            column = [None if value is None else as_json(value) for value in column]
         fields.append(pa.field(name, kind or pa.string(), metadata=None if kind else JSON_TEXT))
         arrays.append(pa.array(column, fields[-1].type))
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
@@ -362,7 +333,7 @@ def _csv_values(column: pa.ChunkedArray) -> list[Any]:
     if pa.types.is_timestamp(column.type):
         return [value and value.isoformat(timespec="microseconds") for value in values]
     if pa.types.is_list(column.type):
-        return [None if value is None else _json(value) for value in values]
+        return [None if value is None else as_json(value) for value in values]
     return values
 
 
@@ -376,7 +347,8 @@ def _is_missing(value: Any) -> bool:
     return value is None or value is pd.NA or (isinstance(value, float) and math.isnan(value))
 
 
-def _json(value: Any) -> str:
+def as_json(value: Any) -> str:
+    """``value`` as JSON text that any file takes."""
     return _encodable(json.dumps(value, ensure_ascii=False))
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from sweepack import memory, orphans, provenance, randomness
+from sweepack import memory, oom, orphans, provenance, randomness
 from sweepack.cell import Cell, Interrupted, plain_metrics
 from sweepack.command import run_command
 from sweepack.ddp.world import World
@@ -26,7 +26,7 @@ from sweepack.files import write_atomic
 from sweepack.job import STOP_SIGNALS, Job, report
 from sweepack.leases import WHOLE
 from sweepack.mps.control import Place, is_client
-from sweepack.mps.faults import excuse
+from sweepack.mps.faults import excuse, was_struck
 from sweepack.records import CellFiles, Record, State, assess
 
 THREAD_SECONDS = 10.0
@@ -53,6 +53,7 @@ def main(job: Job) -> int:
         share=job.share,
         threads=job.threads,
         batch=job.batch,
+        outgrown=before.outgrown if before and before.batch == job.batch else None,
     )
     process = os.getpid()
     held = memory.Held(job)
@@ -80,12 +81,16 @@ def main(job: Job) -> int:
         held.release()
         _reopen_output(files.log)
         record, code = judge(error, replace(record, memory=held.read()))
+        told = oom.tell(error, record, job)
         # A program's own process has gone, and with it the number by which MPS knew it.
-        record = excuse(record, job.mps, pid=None if meaning["task"]["argv"] else process)
+        struck = excuse(record, job.mps, pid=None if meaning["task"]["argv"] else process)
+        # A fault under MPS can look like a lost device, not like a lack of memory.
+        record = struck if was_struck(struck) and told.failure in (None, oom.DEVICE_LOST) else told
     ignore_signals()
     record = replace(record, ended=time.time())
     provenance.amend(files.provenance, held.facts() | {"memory": record.memory})
-    accepted = record.status is State.FAILED and job.accept
+    goes_on = job.retry_oom and oom.retry_share(record) is not None
+    accepted = record.status is State.FAILED and job.accept and not goes_on
     write_atomic(files.status, record.to_json())
     if record.status is State.FINISHED or accepted:
         write_atomic(files.result, record.to_json())
@@ -117,6 +122,7 @@ def run_task(
     held.take(program=program, on_gpu=on_gpu)
     if on_gpu:
         device = _device(world)
+        oom.watch(held.cap, world.local_rank if world else 0)
     cell = Cell(
         meaning["id"],
         meaning["params"],

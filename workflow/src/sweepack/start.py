@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +28,8 @@ from sweepack.manifest import cell_files
 from sweepack.mps import daemon
 from sweepack.mps.control import without_mps
 from sweepack.mps.faults import was_struck
-from sweepack.records import CellFiles, State, archive_attempt, assess, hand_over
+from sweepack.oom import grown, retry_share
+from sweepack.records import CellFiles, Record, State, archive_attempt, assess, hand_over
 from sweepack.supervise import Relay, run_cell, settle
 
 
@@ -127,6 +128,40 @@ def _start_over(cell: Startable, reason: str) -> None:
     print(f"cell {cell.id} runs again: {reason}; kept in {archive}", file=sys.stderr)
 
 
+def share_of(cell: Startable, record: Record | None) -> int:
+    """The thousandths of a device that the cell needs, which stands as in ``record``: more where it has run out."""
+    return grown(cell.launch.share, cell.launch.batch, record) if cell.launch.retry_oom else cell.launch.share
+
+
+def with_share(cell: Startable) -> Startable:
+    """The cell, to be started with the share that it needs by now (`share_of`)."""
+    if not cell.launch.retry_oom:
+        return cell
+    return _enlarged(cell, share_of(cell, assess(cell.files.directory, cell.id).record))
+
+
+def next_try(cell: Startable, terminals: Sequence[int]) -> Startable | None:
+    """The cell, to be started again with a larger share, if it has just run out of its own; None if it has not.
+
+    Its log and the descriptors ``terminals`` are told.
+    """
+    share = retry_share(assess(cell.files.directory, cell.id).record) if cell.launch.retry_oom else None
+    if share is None:
+        return None
+    was, now = (f"{each / WHOLE:g} of a device" for each in (cell.launch.share, share))
+    text = f"cell {cell.id} ({cell.slug}) runs again with {now}: the memory of {was} was too small\n".encode()
+    with contextlib.suppress(OSError), cell.files.log.open("ab") as log:
+        log.write(text)
+    for terminal in terminals:
+        with contextlib.suppress(OSError):
+            os.write(terminal, text)
+    return _enlarged(cell, share)
+
+
+def _enlarged(cell: Startable, share: int) -> Startable:
+    return replace(cell, launch=replace(cell.launch, share=share))
+
+
 def run_leased(
     cell: Startable, device: Device, lease: Lease, lock: int, relay: Relay, *, accept: bool, terminal: int
 ) -> int:
@@ -176,6 +211,7 @@ def _run(
         memory=cell.launch.memory,
         mem_mb=cell.launch.mem_mb,
         device_memory=device.memory,
+        retry_oom=cell.launch.retry_oom,
     )
     log = os.open(cell.files.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:

@@ -16,11 +16,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from sweepack import orphans
+from sweepack import orphans, usage
 from sweepack.client import NoHost, run_warm
 from sweepack.files import write_atomic
 from sweepack.job import STOP_SIGNALS, Job, report
 from sweepack.mps.faults import excuse
+from sweepack.oom import kernel_kills
 from sweepack.records import CellFiles, State, assess
 
 # Signals by which a program ends itself through a fault of its own; others come from outside.
@@ -37,10 +38,12 @@ def run_cell(job: Job, environment: Mapping[str, str], log: int, task: dict[str,
     ``warm``: forked from a host that has imported ``task``, if one can be had; the log says so when none can.
     Signals that ``relay`` catches reach the cell.
     """
+    before = kernel_kills()
     status = _run_warm(job, environment, log, task, relay) if warm else None
     if status is None:
         status = _run_fresh(job, environment, log, relay)
-    return settle(CellFiles(Path(job.directory)), status, log, accept=job.accept, terminal=job.terminal, mps=job.mps)
+    files = CellFiles(Path(job.directory))
+    return settle(files, status, log, accept=job.accept, terminal=job.terminal, mps=job.mps, kills=before)
 
 
 class Relay:
@@ -105,7 +108,7 @@ def _run_fresh(job: Job, environment: Mapping[str, str], log: int, relay: Relay)
         pass_fds=(*job.kept_open, job.terminal),
         start_new_session=True,
     )
-    with relay.to(child.send_signal):
+    with relay.to(child.send_signal), usage.sampled(job, environment, child.pid):
         status = child.wait()
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
@@ -115,13 +118,21 @@ def _run_fresh(job: Job, environment: Mapping[str, str], log: int, relay: Relay)
 
 
 def settle(
-    files: CellFiles, status: int, log: int, *, accept: bool, terminal: int, mps: Mapping[str, Any] | None = None
+    files: CellFiles,
+    status: int,
+    log: int,
+    *,
+    accept: bool,
+    terminal: int,
+    mps: Mapping[str, Any] | None = None,
+    kills: int | None = None,
 ) -> int:
     """The exit status of a cell whose process ended with ``status`` (negative: a signal), with its record put right.
 
     A process that crashed, called ``os._exit`` or was killed has written nothing. The first two are failures of the
     task; a kill comes from outside (the kernel's, when memory runs out) and leaves the cell interrupted. ``accept``,
-    ``terminal`` and ``mps`` are as in ``Job``.
+    ``terminal`` and ``mps`` are as in ``Job``. ``kills``: how many processes the kernel had killed here for lack of
+    memory when the cell began.
     """
     record = assess(files.directory, files.directory.name).record
     code = 128 - status if status < 0 else status
@@ -131,6 +142,11 @@ def settle(
     verb = "was killed" if killed else "crashed"
     what = f"{verb}: {signal.Signals(-status).name}" if status < 0 else f"ended itself with exit status {status}"
     message = f"the process of the cell {what}"
+    if status == -signal.SIGKILL and kills is not None and (count := (kernel_kills() or 0) - kills) > 0:
+        message += (
+            f"; main memory is the likely reason: meanwhile the kernel has killed {count} of this job's processes for "
+            "lack of it. Ask for more `mem`, or run fewer cells at once"
+        )
     os.write(log, f"{message}\n".encode())
     state = State.INTERRUPTED if killed else State.FAILED
     record = excuse(replace(record, status=state, ended=time.time(), error=message), mps, pid=None)

@@ -17,6 +17,7 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Mapping
@@ -25,8 +26,9 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
-from sweepack import orphans, provenance, run, supervise
+from sweepack import orphans, provenance, run, supervise, usage
 from sweepack.ask import LAUNCH
+from sweepack.devices import close_nvml
 from sweepack.files import write_atomic
 from sweepack.forked import Surroundings, run_command, shed, take_on
 from sweepack.hosts import CELL, host_socket, refusal_file
@@ -173,8 +175,10 @@ class Host:
         self, job: Job, environment: Mapping[str, str], log: int, task: Mapping[str, Any], relay: supervise.Relay
     ) -> int | None:
         """In a launching child: fork the cell from it, if it has imported what the cell needs; how the cell ended."""
-        if host_socket(environment, task) != self._path:
+        # A thread that watched an earlier attempt may hang in the driver.
+        if host_socket(environment, task) != self._path or threading.active_count() > 1:
             return None
+        close_nvml()
         umask = os.umask(0o022)
         os.umask(umask)
         surroundings = Surroundings(dict(environment), str(Path.cwd()), umask)
@@ -194,7 +198,7 @@ class Host:
                 os.kill(pid, signum)
 
         signal.signal(ABANDON, abandon)
-        with relay.to(send):
+        with relay.to(send), usage.sampled(job, environment, pid):
             _, status = os.waitpid(pid, 0)
         signal.signal(ABANDON, signal.SIG_DFL)
         _kill_group(pid)

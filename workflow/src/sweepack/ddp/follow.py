@@ -33,7 +33,7 @@ _TICK = 0.2
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the cell ended; ``error`` names the rank whose doing it was.
+    """How the cell ended; ``error`` names the rank whose doing it was, ``failure`` is as in ``Record``.
 
     ``memory`` has the largest numbers that the ranks have told.
     """
@@ -43,6 +43,7 @@ class Outcome:
     error: str | None = None
     world_size: int | None = None
     memory: dict[str, int | None] | None = None
+    failure: str | None = None
 
 
 class Follower:
@@ -127,10 +128,13 @@ class Follower:
         lost = self._lost()
         if lost:
             return self._killed(lost)
-        ended = first[0].end or {}
-        return Outcome(
-            State(ended["state"]), error=f"{self._name(first[0].rank)}: {ended['error']}", world_size=self._world
-        )
+        return self._ended_by(first[0])
+
+    def _ended_by(self, member: Member) -> Outcome:
+        """The end of the cell by what the rank has said of its own."""
+        said = member.end or {}
+        error = f"{self._name(member.rank)}: {said['error']}"
+        return Outcome(State(said["state"]), error=error, world_size=self._world, failure=said.get("failure"))
 
     def _lost(self) -> Member | None:
         return next((member for member in self._ranks.values() if member.gone and member.end is None), None)
@@ -192,9 +196,7 @@ class Follower:
                     return outcome
         words = [m for m in self._ranks.values() if m.end and m.end["state"] != State.FINISHED]
         if words:
-            ended = words[0].end or {}
-            error = f"{self._name(words[0].rank)}: {ended['error']}"
-            return Outcome(State(ended["state"]), error=error, world_size=self._world)
+            return self._ended_by(words[0])
         return self._killed(lost) if (lost := self._lost()) else None
 
     def _over(self) -> Outcome | None:

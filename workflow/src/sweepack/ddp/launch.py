@@ -212,6 +212,7 @@ class _Attempt:
             error=outcome.error,
             world_size=outcome.world_size,
             memory=outcome.memory,
+            failure=outcome.failure,
         )
         if outcome.error:
             note(outcome.error)

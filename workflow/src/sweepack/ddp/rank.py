@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sweepack import memory, orphans, run
+from sweepack import memory, oom, orphans, provenance, run
 from sweepack.ddp.layout import Layout, Place, find_place
 from sweepack.ddp.meeting import Line
 from sweepack.ddp.starters import SETUP
@@ -162,12 +162,18 @@ def _run(setup: Mapping[str, Any], world: World, kind: str, label: str) -> tuple
     )
     held = memory.Held(job, world.local_rank)
     os.environ["PL_GLOBAL_SEED"] = str(meaning["seed"] % 2**32)  # of samplers: the same on every rank
+    end: dict[str, Any]
     try:
         metrics = run.run_task(job, files, meaning, record, held, world)
-        return {"state": State.FINISHED, "metrics": metrics, "memory": held.read()}, 0
+        end, code = {"state": State.FINISHED, "metrics": metrics}, 0
     except BaseException as error:
         record, code = run.judge(error, record)
-        return {"state": record.status, "error": record.error, "memory": held.read()}, code
+        record = oom.tell(error, record, job)
+        end = {"state": record.status, "error": record.error, "failure": record.failure}
+    end["memory"] = held.read()
+    if world.rank == 0:
+        provenance.amend(files.provenance, {"memory": end["memory"]})
+    return end, code
 
 
 class _Labelled:

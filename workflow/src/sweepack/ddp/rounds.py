@@ -58,10 +58,7 @@ class RoundFollower(Follower):
         early = [rank for rank, when in self._trouble.items() if when <= first + CAUSE_SECONDS]
         if lost := [rank for rank in early if self._ranks[rank].end is None]:
             return self._vanished(self._ranks[lost[0]])
-        if early:
-            said = self._ranks[early[0]].end or {}
-            return self._outcome(State(said["state"]), f"{self._name(early[0])}: {said['error']}")
-        return None
+        return self._ended_by(self._ranks[early[0]]) if early else None
 
     def _vanished(self, member: Member) -> Outcome:
         name = self._name(member.rank)

@@ -36,8 +36,9 @@ class Memory(Model):
     )
     limit_main: bool = Field(
         default=True,
-        description="On a CPU: hold each process of a cell to the cell's `mem`, by the kernel. Cells without "
-        "`mem` have no limit.",
+        description="On a CPU: hold each process of a cell to the cell's `mem`, by the kernel (RLIMIT_DATA, which "
+        "counts what is allocated, used or not; shared memory is left out). Asking for more is a MemoryError of that "
+        "cell alone. Cells without `mem` have no limit, nor have cells on a GPU.",
     )
 
     @model_validator(mode="after")
@@ -106,7 +107,7 @@ class Retry(Model):
         default=None,
         description="A cell that ran out of the memory of its share. `next_share`: it runs again at once with the next "
         "larger one (half as many cells on a device), up to a whole device; its batch stays the same. The table has "
-        "the share that each cell ran with.",
+        "the share that each cell ran with. Only for a GPU's memory: main memory (`mem`) does not come with a share.",
         examples=["next_share"],
     )
 

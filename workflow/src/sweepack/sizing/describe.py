@@ -9,19 +9,19 @@ from sweepack.errors import UserError, Verbatim
 from sweepack.leases import WHOLE
 from sweepack.plan import Plan
 from sweepack.sizing.pins import read_pins
-from sweepack.sizing.sizes import Group
+from sweepack.sizing.sizes import ALL, Group
+from sweepack.sizing.words import amount, found
 
-GIB = 2**30
 _SHOWN = 8
 
 
 def describe_sizes(plan: Plan, estimates: Mapping[str, str]) -> list[str]:
     """A text for each memory profile of the cells that will run; ``estimates`` are those of the unmeasured, by key."""
     groups = [group for group in plan.sizes.groups if group.to_run]
-    lines = [f"{many(len(group.to_run))} of {group.name}: {_found(group, estimates)}" for group in groups[:_SHOWN]]
+    lines = [f"{_cells(group)}: {_found(group, estimates)}" for group in groups[:_SHOWN]]
     if len(groups) > _SHOWN:
         lines.append(f"and {len(groups) - _SHOWN} more: `sweepack size` shows all")
-    if plan.probes:
+    if plan.probes and plan.config.sizing.unpinned == "probe":
         lines.append("these are measured first; the same command then makes a new plan and runs the cells")
     return lines
 
@@ -33,13 +33,13 @@ def _found(group: Group, estimates: Mapping[str, str]) -> str:
         return f"not measured on {where} yet" + (f"; {guess}" if guess else "")
     pin, fit = group.pin, group.fit
     if group.trouble or pin is None or pin.peak is None:
-        return f"does not fit: {group.trouble}"
-    if fit:
-        peak = f"expected peak {pin.peak / GIB:.3g} of {pin.total / GIB:.3g} GiB each"
-        return f"{fit.cells} on a device ({peak}; limited by {fit.limited_by}) on {pin.device}"
-    cap = f" of {pin.cap / GIB:.3g}" if pin.cap else ""
-    bounds = f"largest {pin.largest}, by {pin.limited_by}; peak {pin.peak / GIB:.3g}{cap} GiB"
-    return f"batch {pin.batch} ({bounds}) on {pin.device}"
+        return f"{group.trouble}"
+    if fit is None:
+        return found(pin)
+    peak = f"expected peak {amount(pin.peak)} of {amount(pin.total)}"
+    if fit.limited_by == "alone":
+        return f"a device each: {peak} is more than may be shared (`sizing.alone_above`), on {pin.device}"
+    return f"{fit.cells} on a device, limited by its memory: {peak} each, on {pin.device}"
 
 
 def require_sizes(plan: Plan, asked: bool) -> None:
@@ -78,13 +78,7 @@ def pinned(plan: Plan, root: Path) -> str:
     lines = ["sweepack: measured"]
     for group in plan.sizes.unpinned:
         for pin in pins.get(group.profile.key, {}).values():
-            if pin.trouble or pin.peak is None:
-                found = f"does not fit: {pin.trouble}"
-            elif group.profile.batch == "auto":
-                found = f"batch {pin.batch}, peak {pin.peak / GIB:.3g} GiB"
-            else:
-                found = f"peak {pin.peak / GIB:.3g} GiB"
-            lines.append(f"  {group.name}: {found} on {pin.device}")
+            lines.append(f"  {group.name}: {found(pin)}")
     return "\n".join([*lines, "Run the same command again (without the target `probe`): its plan goes by this."])
 
 
@@ -97,5 +91,6 @@ def _number(group: Group) -> str:
     return "gpu: 0.25" if group.profile.share is None else "batch: 64"
 
 
-def many(count: int) -> str:
-    return f"{count} cell" if count == 1 else f"{count} cells"
+def _cells(group: Group) -> str:
+    count = f"{len(group.to_run)} cell{'s' * (len(group.to_run) != 1)}"
+    return count if group.name == ALL else f"{count} of {group.name}"

@@ -24,7 +24,7 @@ from sweepack.sizing.jobs import request_of
 from sweepack.sizing.measuring import AUTO, Estimate, estimate, open_meter, place_of
 from sweepack.sizing.pins import SEED, Pin, Profile, read_pins
 from sweepack.sizing.rule import rule_of_thumb, share_for
-from sweepack.sizing.sizes import Group, profile_of
+from sweepack.sizing.sizes import ALL, Group, profile_of
 from sweepack.sizing.words import amount
 from sweepack.sweep import Cell, slug
 
@@ -197,7 +197,7 @@ def _kinds(plan: Plan) -> list[Group]:
     matters = [name for name in plan.expansion.varying if name not in {SEED, *plan.config.sizing.ignore}]
     return [
         Group(
-            slug(cells[0].params, matters) if matters else "all cells",
+            slug(cells[0].params, matters) if matters else ALL,
             profiles[key],
             cells[0].resources,
             tuple(cells),

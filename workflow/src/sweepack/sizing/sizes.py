@@ -20,6 +20,8 @@ from sweepack.sweep import Cell, slug
 _BEGUN = (State.INTERRUPTED, State.LOST, State.RUNNING)
 # Memory outside of what is measured: on a CPU nothing is.
 _NOT_GPU = ("cpu", "sim")
+# The name of a group where the sweep has no other.
+ALL = "all cells"
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,16 @@ class Sizes:
 def kept_batch(found: Assessment) -> int | None:
     """The batch with which a cell began that goes on where it was interrupted; None for all others."""
     return found.record.batch if found.record and found.state in _BEGUN else None
+
+
+def batch_of(sizes: Sizes, found: Assessment, cell: Cell) -> int | None:
+    """What ``cell.batch`` is to be of a cell that stands as ``found``: one that goes on keeps what it began with."""
+    return kept_batch(found) or asked_batch(sizes, cell)
+
+
+def asked_batch(sizes: Sizes, cell: Cell) -> int | None:
+    """The batch by the configuration and its pins; None where it says nothing, or nothing was measured yet."""
+    return sizes.batches.get(cell.id) if cell.resources.batch == "auto" else cell.resources.batch
 
 
 def is_open(resources: Resources) -> bool:
@@ -191,7 +203,7 @@ def _group(
     counting = {model: usable[model] for model in at_hand if model in usable}
     missing = tuple(model for model in at_hand if model not in usable)
     to_run = tuple(cell for cell in cells if states[cell.id].state is not State.FINISHED)
-    name = slug(cells[0].params, [*matters]) if matters else "all cells"
+    name = slug(cells[0].params, [*matters]) if matters else ALL
     fits = {}
     if profile.share is None:
         fits = {model: _fit(config, pin) for model, pin in counting.items() if not pin.trouble}
