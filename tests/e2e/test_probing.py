@@ -131,7 +131,7 @@ def test_each_way_in_which_a_measurement_ends_has_its_words(bench):
     for pin in [pin for models in read_pins(bench.root / SWEEP).values() for pin in models.values()]:
         assert pin.cap == 10**9 and 0 < pin.peak < pin.cap and pin.device == "cpu"
 
-    bench.request(TASK.replace("rows =", "ballast = torch.ones(400_000_000)\n        rows ="), axes={"seed": [3]})
+    bench.request(TASK.replace("rows =", "ballast = torch.ones(400_000_000)\n        rows ="), axes={"width": [3]})
     output = bench.probe()
     assert "does not fit: batch 1 " in output
 

@@ -116,15 +116,23 @@ def test_where_nothing_is_left_open_it_says_so():
 
 
 def test_the_worked_example_without_a_gpu(tasks):
-    configure({"gpu": 0.333, "batch": "auto"})
+    configure({"gpu": 0.25, "batch": "auto"})
     tasks[8] = SimulatedMemory(static=4 * GIB, sample=40 * MIB)
     tasks[512] = SimulatedMemory(static=20 * GIB)
     output = size("--estimate", "--gpu-memory", "48GiB", "--cells", "3")
     assert line(output, "width=8 ") == (
-        "width=8 2 0.333 8, 32 4.32 GiB, 5.25 GiB 4 GiB 40 MiB 13.6 GiB first guess: 245 fit, start with 196"
+        "width=8 2 0.25 8, 32 4.32 GiB, 5.25 GiB 4 GiB 40 MiB 13.6 GiB first guess: 245 fit, start with 196"
     )
     assert "does not fit: nothing is left for a sample" in line(output, "width=512")
     assert "On a GPU with 48 GiB, 3 cells on it." in output and "estimating width=8" in output
+
+
+def test_where_some_sizes_are_left_open_only_these_are_estimated(tasks):
+    configure({"gpu": 0.25, "batch": "auto", "match": {"width": 8}})
+    tasks[8] = SimulatedMemory()
+    output = size("--estimate")
+    assert "first guess" in line(output, "width=8 ")
+    assert "width=512" not in output
 
 
 def test_by_default_as_many_cells_as_the_share_says_on_the_device_that_is_here(tasks, monkeypatch):

@@ -6,17 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sweepack.memory import cap
-from sweepack.sizing.rule import rule_of_thumb, share_for, static_and_sample
+from sweepack.sizing.rule import rule_of_thumb, share_for, static_and_sample, whole
 
 GIB = 2**30
 
 
 @pytest.mark.parametrize("unit", [1, GIB])
 def test_the_worked_example_is_computed(unit):
-    # 48 GiB, 3 processes: in floats (13.6 - 4.0) / 0.04 is 239.99999999999997.
     guess = rule_of_thumb(48 * unit, 3, 4.0 * unit, 0.04 * unit, fill=0.85)
     assert guess.available / unit == pytest.approx(13.6)
     assert (guess.largest, guess.start, guess.reason) == (240, 192, None)
+
+
+def test_decimal_fractions_lose_no_whole_number():
+    # 0.29 * 100 is 28.999999999999996.
+    assert rule_of_thumb(100, 1, 0, 1, fill=1, start=0.29).start == 29
+    assert [whole(0.1 * 3 * 10), whole(2.9999), whole(1.1 * 1.1 * 100)] == [3, 2, 121]
 
 
 def test_what_does_not_fit_is_an_answer_and_no_negative_number():

@@ -23,7 +23,8 @@ def test_the_worked_example_is_found_by_measuring():
     assert (answer.largest, answer.batch, answer.limited_by, answer.trouble) == (240, 192, "memory", None)
     assert {240, 192} <= set(memory.asked) and answer.peak == memory.peak(192)
     assert answer.sample == pytest.approx(0.04 * GIB, rel=0.02) and answer.static == pytest.approx(4 * GIB, rel=0.02)
-    assert len(memory.asked) <= 8
+    # Doubled to 256; the line's 240, and what shows that it is right; the batch for cells.
+    assert memory.asked == [64, 128, 256, 240, 248, 192]
 
 
 def test_any_first_guess_leads_to_the_same():
@@ -145,6 +146,17 @@ def test_a_smaller_batch_that_needs_more_gives_the_conservative_answer_and_a_rem
     assert (answer.largest or 0) < 409 and any("409 does not fit" in remark for remark in answer.remarks)
 
 
+def test_a_batch_that_fails_below_others_is_not_passed_over():
+    answer = found(SimulatedMemory(fails={409: "ValueError"}), guess=1024, largest_batch=512)
+    assert (answer.largest or 0) < 409 and answer.batch and answer.batch < 409
+
+
+def test_where_the_line_is_right_one_more_measurement_shows_it():
+    memory = SimulatedMemory(cap=10 * GIB)
+    largest = found(memory, guess=600).largest or 0
+    assert memory.asked == [256, 512, 1024, largest, largest + 8, math.floor(0.8 * largest)]
+
+
 def test_a_dip_that_fits_is_only_remarked_on():
     answer = found(SimulatedMemory(cap=40 * GIB, jumps={8: 2 * GIB, 32: -2 * GIB}))
     assert answer.batch and any("batch 16 takes more" in remark for remark in answer.remarks)
@@ -193,6 +205,8 @@ def test_the_answer_was_measured_and_fits_whatever_memory_does(memory, largest_b
     assert answer.peak == measured[answer.batch].peak
     over = [b for b, m in measured.items() if m.outcome == "oom" or (memory.cap and m.peak and m.peak > memory.cap)]
     assert all(batch > answer.largest for batch in over), "one below it was measured not to fit"
+    failing = [b for b, m in measured.items() if m.outcome == "failed"]
+    assert not [batch for batch in failing if answer.batch < batch < answer.largest]
     larger = [b for b, m in measured.items() if b > answer.largest and m.outcome == "measured" and b not in over]
     below = answer.limited_by == "data" or any(f"batch {b}" in " ".join(answer.remarks) for b in measured)
     assert not larger or below, "a larger one fits, and nothing says why it is not the answer"

@@ -26,6 +26,7 @@ _REFINEMENTS = 5
 _GRAIN = 8  # from 64 on, batches are multiples of this
 _CLOSE = 32  # the answer may be lower than the truth by a part of so many
 _TRIES = 3
+_TINY = 2
 _ALIKE = 0.05  # peaks that differ by a smaller part than this may be the same
 _FAR = 8  # of batches that differ by this factor a peak should tell
 
@@ -98,7 +99,7 @@ class _Run:
                 batch = self._limit
             elif self._measured[batch].outcome == "failed":
                 # That is seldom for want of memory; batch normalisation fails at 1.
-                batch = 2 if batch > 2 else 1
+                batch = _TINY if batch > _TINY else 1
             else:
                 batch //= 2
         return batch
@@ -149,7 +150,7 @@ class _Run:
     def conclude(self, start: float) -> Answer:
         """Measure the batch that cells get, and answer; of batches that don't follow suit the conservative one."""
         for tries in range(_TRIES + 1):
-            if not self._safe() and self._down(min(self._measured)) is None:
+            if not self._safe() and self._down(max(1, min(self._measured) // 2)) is None:
                 return self.nothing()
             safe = self._safe()
             largest = max(safe)
@@ -211,12 +212,12 @@ class _Run:
         return found.outcome == "measured" and within and batch <= self._limit
 
     def _safe(self) -> list[int]:
-        """The batches that fit and below which everything measured does, except what fails for another reason."""
+        """The batches that fit and below which everything measured does, but for what is too small to be normalised."""
         safe: list[int] = []
         for batch in sorted(self._measured):
             if self._fits(batch):
                 safe.append(batch)
-            elif safe or self._measured[batch].outcome != "failed":
+            elif batch > _TINY or self._measured[batch].outcome != "failed":
                 break
         return safe
 
