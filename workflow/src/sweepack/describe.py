@@ -140,8 +140,8 @@ def _threads(plan: Plan) -> list[str]:
 
 def _troubles(plan: Plan) -> list[str]:
     found = [
-        f"cell {cell.id} goes on with batch {plan.batch(cell)}, with which it began, not {asked_batch(plan.sizes, cell)}: "
-        f"`sweepack rerun {cell.id}` begins anew"
+        f"cell {cell.id} goes on with batch {plan.batch(cell)}, with which it began, and not with "
+        f"{asked_batch(plan.sizes, cell)}: `sweepack rerun {cell.id}` begins anew"
         for cell in plan.pending
         if plan.batch(cell) != asked_batch(plan.sizes, cell)
     ]
