@@ -56,8 +56,8 @@ def test_the_cells_of_a_pack_share_a_daemon(project: Sandbox, empty_cluster: Clu
     make(project, f"export PATH={FAKES}:$PATH")
     assert "mps      one daemon a device, for 4 cells that share one" in project.snakemake("-n", *FAST, profile="slurm")
     project.snakemake(*FAST, profile="slurm")
-    # Half of 141 GiB less a reserve of 256 MiB, in MiB.
-    expected = {"by_daemon": 1, "limit": f"0={(141 * 1024 - 256) // 2}M"}
+    # Half of 141 GiB less a reserve of 300 MB, in MiB.
+    expected = {"by_daemon": 1, "limit": f"0={(141 * 2**30 - 300 * 10**6) // 2 // 2**20}M"}
     assert [record["metrics"] for record in project.cells().values()] == [expected] * 4
 
 

@@ -62,7 +62,8 @@ def run_cell(folder: Path, job: Job, *, size: int = 2**30, **how: bool) -> tuple
     (cell / "cell.json").write_text(json.dumps(meaning))
     fraction = memory.fraction(job.share, job.device_memory, job.memory)
     environment = cell_environment(os.environ, visible="0", threads=1, memory=job.memory, fraction=fraction)
-    environment["PYTHONPATH"] = f"{environment['PYTHONPATH']}:{Path(__file__).parent}"
+    places = [str(Path(__file__).parent), *filter(None, [environment.get("PYTHONPATH")])]
+    environment["PYTHONPATH"] = os.pathsep.join(places)
     program = RUN.format(total=TOTAL, how=how)
     command = [sys.executable, "-c", program, replace(job, directory=str(cell)).to_json()]
     subprocess.run(command, cwd=folder, env=environment, timeout=120)

@@ -82,15 +82,15 @@ def test_what_was_measured_is_shown_and_what_to_run_for_the_rest():
     configure({"gpu": 0.333, "batch": "auto"})
     pin(8)
     output = size()
-    assert line(output, "kind").split(" ", 8)[:8] == [
-        *("kind", "cells", "share", "batch", "largest", "limited", "by", "peak")
-    ]
-    assert "width=8 2 0.333 192 240 memory 11 GiB 13.6 GiB 4 GiB 41 MiB cpu 2027-" in line(output, "width=8 ")
+    assert line(output, "kind") == "kind cells share batch found on when"
+    assert line(output, "width=8 ").startswith(
+        "width=8 2 0.333 192 largest 240 (limited by memory), peak 11 GiB of 13.6 GiB, 4 GiB + 41 MiB a sample cpu 2027-"
+    )
     assert line(output, "width=512") == "width=512 2 0.333 not measured"
     assert "snakemake probe --profile profiles/local" in output
     pin(512, batch=None, largest=None, peak=None, trouble="does not fit: batch 1 needs more", static=None, sample=None)
     output = size()
-    assert "none does not fit: batch 1 needs more 13.6 GiB cpu" in line(output, "width=512")
+    assert "none does not fit: batch 1 needs more cpu" in line(output, "width=512")
     assert "snakemake probe" not in output
 
 
@@ -107,7 +107,7 @@ def test_the_share_that_follows_from_a_measurement_is_shown(monkeypatch):
     monkeypatch.setattr(sizes, "load_nvml", lambda: FakeNvml(Gpu("GPU-0", A100, 80 * GIB)))
     configure({"gpu": "auto"})
     pin(8, A100, batch=None, largest=None, peak=3 * GIB, cap=None, static=None, sample=None, limited_by=None)
-    assert line(size(), "width=8 ").startswith("width=8 2 0.083 (12 on a device) the task's 3 GiB NVIDIA A100")
+    assert line(size(), "width=8 ").startswith("width=8 2 0.083 (12 on a device) the task's peak 3 GiB NVIDIA A100")
 
 
 def test_where_nothing_is_left_open_it_says_so():
@@ -121,7 +121,7 @@ def test_the_worked_example_without_a_gpu(tasks):
     tasks[512] = SimulatedMemory(static=20 * GIB)
     output = size("--estimate", "--gpu-memory", "48GiB", "--cells", "3")
     assert line(output, "width=8 ") == (
-        "width=8 2 0.25 8, 32 4.32 GiB, 5.25 GiB 4 GiB 40 MiB 13.6 GiB first guess: 245 fit, start with 196"
+        "width=8 2 0.25 4 GiB + 40 MiB a sample 13.6 GiB first guess: 245 fit, start with 196"
     )
     assert "does not fit: nothing is left for a sample" in line(output, "width=512")
     assert "On a GPU with 48 GiB, 3 cells on it." in output and "estimating width=8" in output
@@ -141,7 +141,7 @@ def test_by_default_as_many_cells_as_the_share_says_on_the_device_that_is_here(t
     tasks[8] = tasks[512] = SimulatedMemory(static=GIB, sample=MIB)
     output = size("--estimate")
     # 40 GB / 2 * 0.85
-    assert "15.8 GiB first guess" in line(output, "width=8 ")
+    assert "15.8 GiB first guess: 4096 and more fit, start with 3276" in line(output, "width=8 ")
     assert "On cpu with 37.3 GiB." in output and "`--gpu-memory 48GiB`" in output
 
 
@@ -149,11 +149,11 @@ def test_shares_are_guessed_from_estimates_and_fixed_ones_are_checked(tasks):
     configure({"gpu": "auto", "batch": 64})
     tasks[8] = tasks[512] = SimulatedMemory(static=3 * GIB, sample=0)
     output = size("--estimate", "--gpu-memory", "80GiB")
-    assert "3.01 GiB 4 GiB 20 on a device (share 0.05)" in line(output, "width=8 ")
+    assert "3.01 GiB at batch 64 4 GiB 20 on a device (share 0.05)" in line(output, "width=8 ")
     configure({"gpu": 0.25})
     tasks[512] = SimulatedMemory(static=30 * GIB)
     output = size("--estimate", "--gpu-memory", "80GiB")
-    assert line(output, "width=8 ").endswith("0.25 the task's 3.01 GiB 19.4 GiB fits")
+    assert line(output, "width=8 ").endswith("0.25 3.01 GiB 19.4 GiB fits")
     assert line(output, "width=512").endswith("19.4 GiB does not fit")
     assert "of 0.5 GiB" in (output := size("--estimate", "--gpu-memory", "512MiB")) and "does not fit" in output
 

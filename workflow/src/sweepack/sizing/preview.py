@@ -10,9 +10,8 @@ from sweepack.files import write_atomic
 from sweepack.memory import MB
 from sweepack.plan import Plan
 from sweepack.sizing.measuring import Estimate
-from sweepack.sizing.show import card, estimated, verdict
+from sweepack.sizing.show import card, estimated, takes, verdict
 from sweepack.sizing.sizes import Group
-from sweepack.sizing.words import amount
 
 FOLDER = Path(".sweepack/estimates")
 # Each takes some seconds the first time: `sweepack size --estimate` makes them all.
@@ -27,11 +26,7 @@ def preview(plan: Plan, root: Path) -> dict[str, str]:
 def _text(plan: Plan, group: Group, found: Estimate) -> str:
     if found.reason is not None:
         return f"no estimate: {found.reason.splitlines()[0]}"
-    line = found.line
-    if line:
-        text = f"estimate {amount(line[0])} + {amount(line[1])} a sample"
-    else:
-        text = f"estimate {amount(next(iter(found.peaks.values())))}"
+    text = f"estimate {takes(found)}"
     if plan.slurm:
         return text
     here = card(None, None)

@@ -23,10 +23,12 @@ from sweepack.plan import DEFAULT_CONFIG, Plan, make_plan
 from sweepack.sizing.jobs import request_of
 from sweepack.sizing.measuring import AUTO, Estimate, estimate, open_meter, place_of
 from sweepack.sizing.pins import SEED, Pin, Profile, read_pins
-from sweepack.sizing.rule import rule_of_thumb, share_for
+from sweepack.sizing.rule import rule_of_thumb, share_for, whole
 from sweepack.sizing.sizes import ALL, Group, profile_of
-from sweepack.sizing.words import amount
+from sweepack.sizing.words import amount, findings, straight_line
 from sweepack.sweep import Cell, slug
+
+LONG = ("found", "estimate", "says", "on")
 
 
 @dataclass(frozen=True)
@@ -85,42 +87,19 @@ def about_estimates(plan: Plan, root: Path, card: Card) -> str:
 def pins_table(plan: Plan, root: Path) -> Table:
     """A row for each profile and model of device that was measured, and for each profile that was not."""
     pins = read_pins(root / plan.directory)
-    names = (
-        "kind",
-        "cells",
-        "share",
-        "batch",
-        "largest",
-        "limited by",
-        "peak",
-        "cap",
-        "static",
-        "a sample",
-        "on",
-        "when",
-    )
-    table = _table(*names, numbers=("cells", "batch", "largest", "peak", "cap", "static", "a sample"))
+    table = _table("kind", "cells", "share", "batch", "found", "on", "when", numbers=("cells",))
     for group in plan.sizes.groups:
         name, count = group.name, str(len(group.cells))
         known = pins.get(group.profile.key, {})
         for pin in known.values():
             if pin.trouble or pin.peak is None:
-                what = [_share(group, pin), "none", "", pin.trouble or "", "", _bytes(pin.cap), "", ""]
+                batch = "none"
             else:
-                what = [
-                    _share(group, pin),
-                    "the task's" if pin.batch is None else str(pin.batch),
-                    "" if pin.largest is None else str(pin.largest),
-                    pin.limited_by or "",
-                    _bytes(pin.peak),
-                    _bytes(pin.cap),
-                    _bytes(pin.static),
-                    _bytes(pin.sample),
-                ]
-            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(pin.at)) if pin.at else ""
-            table.add_row(*map(Text, [name, count, *what, pin.device, when]))
+                batch = "the task's" if pin.batch is None else str(pin.batch)
+            when = time.strftime("%Y-%m-%d", time.localtime(pin.at)) if pin.at else ""
+            table.add_row(*map(Text, [name, count, _share(group, pin), batch, findings(pin), pin.device, when]))
         if not known:
-            table.add_row(*map(Text, [name, count, _share(group, None), "not measured"]))
+            table.add_row(*map(Text, [name, count, _share(group, None), "", "not measured"]))
     return table
 
 
@@ -130,24 +109,22 @@ def estimates_table(plan: Plan, root: Path, card: Card, told: Callable[[str], ob
     ``told`` is told of each before its turn comes: it takes some seconds. Raises UserError for a task that cannot be
     imported.
     """
-    names = "kind", "cells", "share", "batch", "estimated peak", "static", "a sample", "for a cell", "says"
-    table = _table(*names, numbers=("cells", "batch", "estimated peak", "static", "a sample", "for a cell"))
+    table = _table("kind", "cells", "share", "estimate", "for a cell", "says", numbers=("cells", "for a cell"))
     for group in _kinds(plan):
         told(group.name)
         found = estimated(plan, group, root)
-        static, sample = found.line or (None, None)
-        row = [
-            group.name,
-            str(len(group.cells)),
-            _share(group, None),
-            ", ".join("the task's" if batch is None else str(batch) for batch in found.peaks),
-            ", ".join(amount(peak) for peak in found.peaks.values()),
-            _bytes(static),
-            _bytes(sample),
-            *verdict(plan, group, found, card),
-        ]
+        row = [group.name, str(len(group.cells)), _share(group, None), takes(found), *verdict(plan, group, found, card)]
         table.add_row(*map(Text, row))
     return table
+
+
+def takes(found: Estimate) -> str:
+    """What an estimate comes to: ``4.32 GiB + 40 MiB a sample``, or ``3 GiB at batch 64``; empty where there is none."""
+    if found.line:
+        return straight_line(*found.line)
+    return ", ".join(
+        amount(peak) + ("" if batch is None else f" at batch {batch}") for batch, peak in found.peaks.items()
+    )
 
 
 def estimated(plan: Plan, group: Group, root: Path) -> Estimate:
@@ -169,7 +146,12 @@ def verdict(plan: Plan, group: Group, found: Estimate, card: Card) -> tuple[str,
     cells = card.cells or WHOLE // (profile.share or WHOLE)
     if (line := found.line) is not None:
         rule = rule_of_thumb(card.total, cells, *line, fill=sizing.guess, start=sizing.start)
-        return amount(rule.available), rule.reason or f"first guess: {rule.largest} fit, start with {rule.start}"
+        if rule.largest is None or rule.start is None:
+            return amount(rule.available), f"{rule.reason}"
+        if rule.largest > sizing.largest_batch:
+            start = max(1, whole(sizing.start * sizing.largest_batch))
+            return amount(rule.available), f"first guess: {sizing.largest_batch} and more fit, start with {start}"
+        return amount(rule.available), f"first guess: {rule.largest} fit, start with {rule.start}"
     (peak,) = found.peaks.values()
     if profile.share is None and card.cells is None:
         share = share_for(peak, card.total, reserve, overhead, sizing.margin, sizing.alone_above)
@@ -229,12 +211,10 @@ def _share(group: Group, pin: Pin | None) -> str:
     return AUTO
 
 
-def _bytes(size: float | None) -> str:
-    return "" if size is None else amount(size)
-
-
 def _table(*columns: str, numbers: Sequence[str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for name in columns:
-        table.add_column(Text(name), justify="right" if name in numbers else "left", no_wrap=name in numbers)
+        table.add_column(
+            Text(name), justify="right" if name in numbers else "left", no_wrap=name not in LONG, overflow="fold"
+        )
     return table

@@ -32,14 +32,20 @@ def straight_line(static: float | None, sample: float | None) -> str:
     return f"{amount(static)} + {amount(sample)} a sample"
 
 
-def found(pin: Pin) -> str:
-    """What was found, on one line."""
+def findings(pin: Pin) -> str:
+    """The largest batch and what limits it, the peak, and its line; or why nothing fits."""
     if pin.trouble or pin.peak is None:
-        return f"{pin.trouble} (on {pin.device})"
+        return f"{pin.trouble}"
     of = f" of {amount(pin.cap)}" if pin.cap else ""
-    line = straight_line(pin.static, pin.sample)
-    peak = f"peak {amount(pin.peak)}{of}" + (f", {line}" if line else "")
-    if pin.largest is None or pin.limited_by is None:
-        batch = "" if pin.batch is None else f"batch {pin.batch}, "
-        return f"{batch}{peak}, on {pin.device}"
-    return f"batch {pin.batch}, largest {pin.largest} ({_LIMITS[pin.limited_by]}), {peak}, on {pin.device}"
+    parts = [f"peak {amount(pin.peak)}{of}", straight_line(pin.static, pin.sample)]
+    if pin.largest is not None and pin.limited_by is not None:
+        parts.insert(0, f"largest {pin.largest} ({_LIMITS[pin.limited_by]})")
+    return ", ".join(filter(None, parts))
+
+
+def found(pin: Pin) -> str:
+    """What was found, on one line with the batch and the device."""
+    if pin.trouble:
+        return f"{pin.trouble} (on {pin.device})"
+    batch = "" if pin.batch is None else f"batch {pin.batch}, "
+    return f"{batch}{findings(pin)}, on {pin.device}"
