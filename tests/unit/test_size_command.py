@@ -84,7 +84,7 @@ def test_what_was_measured_is_shown_and_what_to_run_for_the_rest():
     output = size()
     assert line(output, "kind") == "kind cells share batch found on when"
     assert line(output, "width=8 ").startswith(
-        "width=8 2 0.333 192 largest 240 (limited by memory), peak 11 GiB of 13.6 GiB, 4 GiB + 41 MiB a sample cpu 2027-"
+        "width=8 2 0.333 192 largest 240 (limited by memory), peak 11 GiB of 13.6 GiB, 4 GiB + 41 MiB a sample cpu 2027"
     )
     assert line(output, "width=512") == "width=512 2 0.333 not measured"
     assert "snakemake probe --profile profiles/local" in output

@@ -92,10 +92,8 @@ def pins_table(plan: Plan, root: Path) -> Table:
         name, count = group.name, str(len(group.cells))
         known = pins.get(group.profile.key, {})
         for pin in known.values():
-            if pin.trouble or pin.peak is None:
-                batch = "none"
-            else:
-                batch = "the task's" if pin.batch is None else str(pin.batch)
+            fits = "the task's" if pin.batch is None else str(pin.batch)
+            batch = "none" if pin.trouble else fits
             when = time.strftime("%Y-%m-%d", time.localtime(pin.at)) if pin.at else ""
             table.add_row(*map(Text, [name, count, _share(group, pin), batch, findings(pin), pin.device, when]))
         if not known:
@@ -119,7 +117,7 @@ def estimates_table(plan: Plan, root: Path, card: Card, told: Callable[[str], ob
 
 
 def takes(found: Estimate) -> str:
-    """What an estimate comes to: ``4.32 GiB + 40 MiB a sample``, or ``3 GiB at batch 64``; empty where there is none."""
+    """What an estimate comes to: ``4.32 GiB + 40 MiB a sample``, or ``3 GiB at batch 64``; empty for none."""
     if found.line:
         return straight_line(*found.line)
     return ", ".join(
