@@ -153,10 +153,11 @@ def install(torch):
         initialise()
         return gpu.allocate(size)
 
-    def use(name, value):
-        setattr(cuda, name, value)
+    def use(name, function):
+        # A function for each name: torch._dynamo wants them to be different ones.
+        setattr(cuda, name, lambda *arguments, **named: function(*arguments, **named))
 
-    use("simulated", gpu)
+    cuda.simulated = gpu
     use("allocate", allocate)
     use("is_available", visible)
     use("is_initialized", lambda: state.initialised)
