@@ -19,7 +19,7 @@ def train(cell, *, lr: float, hidden: int = 32, epochs: int = 20, seed: int = 0)
         epoch = state["epoch"]
 
     while epoch < epochs:
-        for indices in torch.randperm(len(inputs)).split(32):
+        for indices in torch.randperm(len(inputs)).split(cell.batch or 32):
             loss = nn.functional.mse_loss(net(inputs[indices]), targets[indices])
             optimizer.zero_grad()
             loss.backward()

@@ -71,7 +71,7 @@ def test_a_sweep_is_measured_in_a_job_and_the_next_plan_goes_by_it(project: Sand
 def test_a_device_whose_memory_nobody_tells_is_not_measured(project: Sandbox, empty_cluster: Cluster) -> None:
     # The nodes' GPUs are made up: neither NVML nor torch knows them.
     make(project)
-    output = project.snakemake("probe", *FAST, profile="slurm", status=1)
+    output = project.snakemake("probe", *FAST, "--retries", "0", profile="slurm", status=1)
     logs = "".join(path.read_text() for path in project.root.glob("results/test/**/slurm-*.log"))
     assert "a GPU whose memory NVML or torch can tell" in logs, output
     assert not list((project.root / "results/test/pins").glob("*.json"))
