@@ -36,7 +36,7 @@ def pins(sandbox):
 
 
 def test_a_sweep_that_needs_a_measurement_says_how_to_make_it_and_then_goes_by_it(sandbox):
-    sized(sandbox, [{"gpu": 0.25, "batch": "auto", "mem": "1GB"}])
+    sized(sandbox, [{"gpu": 0.25, "batch": "auto", "mem": "600MB"}])
     refused = sandbox.snakemake("-n", profile=None, status=1)
     assert "2 cells: not measured on cpu yet; estimate" in refused
     assert "error in resources[0].batch" in refused and "snakemake probe --profile profiles/local" in refused
@@ -45,7 +45,7 @@ def test_a_sweep_that_needs_a_measurement_says_how_to_make_it_and_then_goes_by_i
     measured = sandbox.snakemake("probe")
     [pin] = pins(sandbox)
     assert pin.device == "cpu" and pin.batch and pin.largest and pin.peak and pin.cap
-    assert pin.peak <= pin.cap == 10**9
+    assert pin.peak <= pin.cap == 600 * 10**6
     assert f"batch {pin.batch}" in measured and "Run the same command again" in measured
     assert sandbox.cells() == {}
 
@@ -59,7 +59,7 @@ def test_a_sweep_that_needs_a_measurement_says_how_to_make_it_and_then_goes_by_i
 
 
 def test_a_run_measures_by_itself_where_it_is_told_to_and_stops_for_a_new_plan(sandbox):
-    sized(sandbox, [{"gpu": 0.25, "batch": "auto", "mem": "1GB"}], {"width": [1, 4]}, sizing={"unpinned": "probe"})
+    sized(sandbox, [{"gpu": 0.25, "batch": "auto", "mem": "600MB"}], {"width": [1, 4]}, sizing={"unpinned": "probe"})
     first = sandbox.snakemake()
     assert "measured first" in first and "Run the same command again" in first
     assert sandbox.cells() == {}
@@ -80,16 +80,16 @@ def test_the_share_that_is_left_open_follows_from_what_was_measured(sandbox):
 
 
 def test_what_does_not_fit_is_refused_before_anything_runs(sandbox):
-    sized(sandbox, [{"gpu": 0.25, "batch": "auto", "mem": "1GB"}], {"width": [1, 3000]})
+    sized(sandbox, [{"gpu": 0.25, "batch": "auto", "mem": "600MB"}], {"width": [1, 2000]})
     sandbox.snakemake("probe")
     refused = sandbox.snakemake(status=1)
-    assert "1 cell of width=3000: does not fit" in refused
+    assert "1 cell of width=2000: does not fit" in refused
     assert "error in resources[0].batch" in refused and "a larger share than `gpu: 0.25`" in refused
     assert sandbox.cells() == {}
 
 
 def test_a_number_takes_the_place_of_what_was_measured(sandbox):
-    sized(sandbox, [{"gpu": 0.25, "batch": "auto", "mem": "1GB"}])
+    sized(sandbox, [{"gpu": 0.25, "batch": "auto", "mem": "600MB"}])
     sandbox.snakemake("-n", profile=None, status=1)
     sandbox.snakemake("--config", "set={resources: [{gpu: 0.25, batch: 24}]}")
     assert [cell["batch"] for cell in sandbox.cells().values()] == [24, 24]

@@ -163,13 +163,13 @@ def test_the_examples_are_estimated_as_they_are(tmp_path: Path) -> None:
     prepare = "import sys; sys.path.insert(0, 'examples'); import digits; digits.prepare()"
     subprocess.run([sys.executable, "-c", prepare], cwd=tmp_path, check=True)
     peaks = []
-    for batch in (64, 2048):
-        params = {"model": "cnn", "lr": 0.1, "batch": batch}
-        with meter(tmp_path, "examples/digits.py:train", None, params=params) as estimator:
+    with meter(tmp_path, "examples/digits.py:train", None) as estimator:
+        for batch in (64, 2048):
+            estimator.aim({"model": "cnn", "lr": 0.1, "batch": batch}, seed=0)
             found = estimator.measure(None)
-        # Fewer samples than the largest batch.
-        assert (found.error, found.rows) == (None, min(batch, 1437))
-        peaks.append(found.peak or 0)
+            # Fewer samples than the largest batch.
+            assert (found.error, found.rows) == (None, min(batch, 1437))
+            peaks.append(found.peak or 0)
     assert 0 < peaks[0] < peaks[1]
     with meter(tmp_path, "examples/torch_loop.py:train", None, params={"lr": 0.1}) as estimator:
         found = estimator.measure(None)

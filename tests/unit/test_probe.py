@@ -292,7 +292,7 @@ def signals() -> Iterator[None]:
 
 
 def test_the_stamp_is_written_when_all_is_measured(bench, monkeypatch, signals):
-    monkeypatch.setattr(probe, "open_meter", bench.open)
+    monkeypatch.setattr(measuring.Meters, "open", staticmethod(bench.open))
     bench.tasks = {8: SimulatedMemory(fails=dict.fromkeys(range(1, 5000), "ValueError")), 9: SimulatedMemory()}
     arguments = write(bench, bench.request(8, 9))
     assert probe.main(arguments) == 1
@@ -304,7 +304,7 @@ def test_the_stamp_is_written_when_all_is_measured(bench, monkeypatch, signals):
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_and_keeps_what_was_measured(bench, monkeypatch, signals, capsys, signum):
-    monkeypatch.setattr(probe, "open_meter", bench.open)
+    monkeypatch.setattr(measuring.Meters, "open", staticmethod(bench.open))
     bench.tasks = {8: SimulatedMemory(), 9: SimulatedMemory(static=2 * GIB)}
     arguments = write(bench, bench.request(8, 9))
 

@@ -14,7 +14,7 @@ from simulated_memory import GIB, MIB, SimulatedMemory
 from sweepack.commands import app
 from sweepack.manifest import Manifest
 from sweepack.sizing import show, sizes
-from sweepack.sizing.measuring import like
+from sweepack.sizing.measuring import Meters, like
 from sweepack.sizing.pins import Pin, Profile
 from sweepack.sizing.request import Request
 from typer.testing import CliRunner
@@ -37,7 +37,7 @@ def tasks(monkeypatch) -> dict[int, SimulatedMemory]:
     tasks: dict[int, SimulatedMemory] = {}
 
     @contextlib.contextmanager
-    def open_meter(request, wanted, place, root, scratch):
+    def open_meter(self, request, wanted, place, root, scratch):
         assert place is None and scratch.is_dir()
         memory = replace(tasks[wanted.params["width"]], asked=[])
 
@@ -47,7 +47,7 @@ def tasks(monkeypatch) -> dict[int, SimulatedMemory]:
 
         yield Meter()
 
-    monkeypatch.setattr(show, "open_meter", open_meter)
+    monkeypatch.setattr(Meters, "open", open_meter)
     return tasks
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from pathlib import Path
@@ -93,6 +94,7 @@ def size(
     Of the sweep that is configured, or of an earlier one.
     """
     from sweepack.sizing import show
+    from sweepack.sizing.measuring import Meters
 
     root = Path.cwd()
     chosen = bool(configfile or config)
@@ -102,9 +104,9 @@ def size(
     plan = show.plan_of(earlier, configfile or [], config or [], root)
     if estimate:
         card = show.card(gpu_memory, cells)
-        terminal().print(
-            show.estimates_table(plan, root, card, lambda name: typer.echo(f"estimating {name}", err=True))
-        )
+        with Meters() as meters:
+            tell = functools.partial(typer.echo, err=True)
+            terminal().print(show.estimates_table(plan, root, card, meters, tell))
         typer.echo(show.about_estimates(plan, root, card))
         return
     if not plan.sizes.groups:

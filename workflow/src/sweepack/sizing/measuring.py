@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,45 @@ class Place:
 Opener = Callable[[Request, Wanted, Place | None, Path, Path], contextlib.AbstractContextManager[Meter]]
 
 
-def open_meter(request: Request, wanted: Wanted, place: Place | None, root: Path, scratch: Path) -> Meter:
-    """The meter of a profile at a place, or (None) of the estimate without a GPU. ``scratch`` is a folder for it."""
+class Meters:
+    """The meters of a ``with`` block. The task, whose import takes most of the time, is imported once for all profiles
+    that differ in parameters only: the last meter of either kind, measuring and estimating, is kept for the next one.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[bool, tuple[tuple[object, ...], Meter, contextlib.ExitStack]] = {}
+
+    def __enter__(self) -> Meters:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for kind in list(self._kept):
+            self._close(kind)
+
+    @contextlib.contextmanager
+    def open(self, request: Request, wanted: Wanted, place: Place | None, root: Path, scratch: Path) -> Iterator[Meter]:
+        """The meter of a profile at a place, or (None) of the estimate without a GPU. ``scratch`` is a folder for it.
+
+        Raises UserError as ``Meter`` does.
+        """
+        profile = wanted.profile
+        alike = (place and place.device.key, profile.task, profile.share, profile.threads, profile.mem_mb)
+        kind = place is None
+        if kind not in self._kept or self._kept[kind][0] != alike:
+            self._close(kind)
+            with contextlib.ExitStack() as stack:
+                meter = stack.enter_context(_meter(request, wanted, place, root, scratch))
+                self._kept[kind] = alike, meter, stack.pop_all()
+        _, meter, _ = self._kept[kind]
+        meter.aim(wanted.params, wanted.seed)
+        yield meter
+
+    def _close(self, kind: bool) -> None:
+        if kind in self._kept:
+            self._kept.pop(kind)[2].close()
+
+
+def _meter(request: Request, wanted: Wanted, place: Place | None, root: Path, scratch: Path) -> Meter:
     profile = wanted.profile
     return Meter(
         request.task,

@@ -120,6 +120,10 @@ class Meter:
     ) -> None:
         self._close()
 
+    def aim(self, params: Mapping[str, Any], seed: int) -> None:
+        """Measure another cell from now on, whose device, share and limits are the same; the import is kept."""
+        self._meaning |= {"params": dict(params), "seed": seed}
+
     def measure(self, batch: int | None) -> Measurement:
         """Run the task up to the end of its second optimiser step. What it does wrong is told, not raised."""
         begun = time.monotonic()

@@ -25,6 +25,7 @@ from sweepack.leases import WHOLE, LeaseAbandoned, LeasePool, LeaseTimeout, leas
 from sweepack.sizing.measuring import (
     AUTO,
     Estimate,
+    Meters,
     NotMeasured,
     Opener,
     Place,
@@ -34,7 +35,6 @@ from sweepack.sizing.measuring import (
     limit,
     measure,
     no_room,
-    open_meter,
     place_of,
 )
 from sweepack.sizing.pins import FOLDER, Pin, Profile, read_pins
@@ -71,8 +71,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signum, _stop)
     try:
         request = Request.read(options.sweep_dir, options.request)
-        with _alone(options.sweep_dir, options.request, request.lease_timeout * 60) as scratch:
-            done = Probe(options.sweep_dir, request, Path.cwd(), os.environ, scratch, open_meter).run()
+        with (
+            _alone(options.sweep_dir, options.request, request.lease_timeout * 60) as scratch,
+            Meters() as meters,
+        ):
+            done = Probe(options.sweep_dir, request, Path.cwd(), os.environ, scratch, meters.open).run()
     except Stopped as stopped:
         _say("stopped; what was measured is kept, and the same command goes on from there")
         return 128 + stopped.args[0]

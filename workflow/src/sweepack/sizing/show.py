@@ -21,7 +21,7 @@ from sweepack.manifest import Manifest
 from sweepack.memory import MB, cap
 from sweepack.plan import DEFAULT_CONFIG, Plan, make_plan
 from sweepack.sizing.jobs import request_of
-from sweepack.sizing.measuring import AUTO, Estimate, estimate, open_meter, place_of
+from sweepack.sizing.measuring import AUTO, Estimate, Meters, estimate, place_of
 from sweepack.sizing.pins import SEED, Pin, Profile, read_pins
 from sweepack.sizing.rule import rule_of_thumb, share_for, whole
 from sweepack.sizing.sizes import ALL, Group, profile_of
@@ -101,7 +101,7 @@ def pins_table(plan: Plan, root: Path) -> Table:
     return table
 
 
-def estimates_table(plan: Plan, root: Path, card: Card, told: Callable[[str], object]) -> Table:
+def estimates_table(plan: Plan, root: Path, card: Card, meters: Meters, told: Callable[[str], object]) -> Table:
     """A row for each kind of cell: what it is estimated to take, and what that makes of ``card``.
 
     ``told`` is told of each before its turn comes: it takes some seconds. Raises UserError for a task that cannot be
@@ -109,8 +109,8 @@ def estimates_table(plan: Plan, root: Path, card: Card, told: Callable[[str], ob
     """
     table = _table("kind", "cells", "share", "estimate", "for a cell", "says", numbers=("cells", "for a cell"))
     for group in _kinds(plan):
-        told(group.name)
-        found = estimated(plan, group, root)
+        told(f"estimating {group.name}")
+        found = estimated(plan, group, root, meters)
         row = [group.name, str(len(group.cells)), _share(group, None), takes(found), *verdict(plan, group, found, card)]
         table.add_row(*map(Text, row))
     return table
@@ -125,13 +125,10 @@ def takes(found: Estimate) -> str:
     )
 
 
-def estimated(plan: Plan, group: Group, root: Path) -> Estimate:
+def estimated(plan: Plan, group: Group, root: Path, meters: Meters) -> Estimate:
     """What the cells of ``group`` would take, without a GPU."""
     request = request_of([group], plan.config, plan.task, root)
-    with (
-        tempfile.TemporaryDirectory() as scratch,
-        open_meter(request, request.profiles[0], None, root, Path(scratch)) as meter,
-    ):
+    with meters.open(request, request.profiles[0], None, root, Path(tempfile.gettempdir())) as meter:
         return estimate(meter, group.profile.batch)
 
 

@@ -241,7 +241,7 @@ def _prepare(task: dict[str, Any], kind: str, estimate: bool) -> dict[str, Any]:
     found = try_import(task, Path.cwd())
     if found["error"]:
         return {"failed": found}
-    if kind == "cuda" and not estimate:
+    if (kind == "cuda" or "torch" in sys.modules) and not estimate:
         # The latter comes with the first step of an optimiser, and takes more than a second.
         with contextlib.suppress(ImportError):
             import torch
