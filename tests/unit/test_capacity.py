@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from fake_nvml import GIB, FakeNvml, Gpu, Mig
 from sweep_tools import check_words, refused
+from sweepack.describe import describe
 from sweepack.devices import Device
 from sweepack.errors import UserError
+from sweepack.memory import cap
 from sweepack.plan import check_pool, make_plan
 
 CARD = Gpu("GPU-1", "NVIDIA A100", 40 * GIB)
@@ -46,6 +48,13 @@ def test_the_smallest_device_decides(pool):
     error = refused(lambda: pool(CARD, SMALL, resources=[{"gpu": 0.02}]))
     check_words(error, "resources[0].gpu", "T4", "15.0 GiB")
     pool(CARD, SMALL, resources=[{"gpu": 0.02}], devices=1)
+
+
+def test_the_plan_says_how_much_a_cell_may_take(pool, tmp_path):
+    devices = pool(CARD, SMALL, resources=[{"match": {"x": 0}, "gpu": 0.25}, {"gpu": 1}])
+    plan = describe(make_plan(tmp_path, tmp_path, [], []), devices)
+    least = cap(250, 15 * GIB, 300 * 10**6, 600 * 10**6) / GIB
+    assert f"1 cell of 0.25 device (capped at {least:.3g} GiB), " in plan and "1 cell of 1 device, " in plan
 
 
 def test_a_share_of_an_instance_is_one_of_its_own_memory(pool):

@@ -10,11 +10,13 @@ from dataclasses import replace
 from sweepack.devices import Device
 from sweepack.forecast import Demand, forecast
 from sweepack.leases import WHOLE
+from sweepack.memory import cap_by
 from sweepack.mps.config import describe as describe_mps
 from sweepack.plan import Plan
 from sweepack.records import State
 from sweepack.sizing.describe import describe_sizes
 from sweepack.sizing.sizes import asked_batch
+from sweepack.sizing.words import amount
 from sweepack.slurm.describe import describe_jobs
 
 
@@ -31,7 +33,7 @@ def describe(
     if not plan.slurm:
         lines.append(f"  devices  {_devices(pool)}")
     if plan.pending and not plan.probes:
-        lines += _labelled("shares", _shares(plan))
+        lines += _labelled("shares", _shares(plan, pool))
         lines += [] if plan.slurm else _forecast(plan, pool, cores)
     lines += _labelled("sizes", describe_sizes(plan, estimates or {}))
     if plan.config.mps and plan.pending:
@@ -81,7 +83,7 @@ def _devices(pool: Sequence[Device]) -> str:
     return f"{len(pool)}: {shown}" + (f" and {len(pool) - 4} more" if len(pool) > 4 else "")
 
 
-def _shares(plan: Plan) -> list[str]:
+def _shares(plan: Plan, pool: Sequence[Device]) -> list[str]:
     packed = [cell for cell in plan.pending if cell.id not in plan.layouts]
     groups = Counter((plan.share(cell), cell.resources.cpus) for cell in packed)
     wide = Counter((str(plan.layouts[c.id]), c.resources.cpus) for c in plan.pending if c.id in plan.layouts)
@@ -89,9 +91,17 @@ def _shares(plan: Plan) -> list[str]:
         f"{_many(count, 'cell')} on {layout}, {_many(cpus, 'CPU thread')} a rank"
         for (layout, cpus), count in wide.items()
     ] + [
-        f"{_many(count, 'cell')} of {share / WHOLE:g} device, {_many(cpus, 'CPU thread')}"
+        f"{_many(count, 'cell')} of {share / WHOLE:g} device{_cap(plan, share, pool)}, {_many(cpus, 'CPU thread')}"
         for (share, cpus), count in sorted(groups.items(), reverse=True)
     ]
+
+
+def _cap(plan: Plan, share: int, pool: Sequence[Device]) -> str:
+    """What a cell with the share may allocate on the smallest of the GPUs; empty where nothing limits it."""
+    totals = [device.memory for device in pool if device.kind == "cuda" and device.memory]
+    if share >= WHOLE or not totals:
+        return ""
+    return f" (capped at {amount(cap_by(plan.config.memory.model_dump(), share, min(totals)))})"
 
 
 def _jobs(plan: Plan) -> str:
