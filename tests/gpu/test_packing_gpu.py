@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from conftest import Sandbox
 from mps_tools import daemons
-from sweepack.devices import Device, load_nvml
+from sweepack.devices import Device, load_nvml, processes_on
 from sweepack.errors import UserError
 from sweepack.mps.daemon import require_usable
-from sweepack.usage import processes_on
 
 from .conftest import processes_of
 

@@ -92,6 +92,18 @@ def close_nvml() -> None:
             module.nvmlShutdown()
 
 
+def processes_on(nvml: Nvml, handle: Any) -> dict[int, int | None]:
+    """Bytes of GPU memory by process, of all kinds, None where it is not told; raises NVMLError."""
+    listed = list(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    for others in (nvml.nvmlDeviceGetMPSComputeRunningProcesses, nvml.nvmlDeviceGetGraphicsRunningProcesses):
+        with contextlib.suppress(nvml.NVMLError):
+            listed += others(handle)
+    found: dict[int, int | None] = {}
+    for process in listed:  # one that is in several lists has the same number in each
+        found[process.pid] = process.usedGpuMemory if process.usedGpuMemory is not None else found.get(process.pid)
+    return found
+
+
 def visible_pool(environ: Mapping[str, str], nvml: Nvml | None) -> list[Device]:
     """The devices that ``environ`` allows, in its order; one ``cpu`` device when there is no GPU. Never empty.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sweepack.devices import load_nvml
+from sweepack.devices import load_nvml, processes_on
 
 # NVML answers at once, but for a GPU that is about to be lost.
 ANSWER_SECONDS = 5.0
@@ -91,14 +91,9 @@ def _ask(nvml: Any, entry: str) -> Others:
         lost = type(error).__name__ in ("NVMLError_GpuIsLost", "NVMLError_ResetRequired")
         return Others(trouble=f"NVML: {error}", lost=lost)
     try:
-        found = list(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
+        sizes = processes_on(nvml, handle)
     except nvml.NVMLError as error:
         return Others(free=free, trouble=f"NVML: {error}")
-    for more in ("nvmlDeviceGetMPSComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"):
-        with contextlib.suppress(nvml.NVMLError):
-            found += getattr(nvml, more)(handle)
-    # One that is in several lists has the same number in each.
-    sizes = {each.pid: each.usedGpuMemory for each in found}
     seen = [Process(pid, _name(nvml, pid), size) for pid, size in sizes.items() if pid != os.getpid()]
     return Others(seen, free, foreign=bool(seen) and len(seen) == len(sizes))
 

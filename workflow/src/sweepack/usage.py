@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sweepack.devices import CUDA, Nvml, load_nvml
+from sweepack.devices import CUDA, Nvml, load_nvml, processes_on
 from sweepack.files import write_atomic
 from sweepack.job import Job
 from sweepack.leases import WHOLE
@@ -215,18 +215,6 @@ def read_device(nvml: Nvml, handle: Any) -> Reading:
         power=ask(lambda handle: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),
         processes=ask(lambda handle: processes_on(nvml, handle)),
     )
-
-
-def processes_on(nvml: Nvml, handle: Any) -> dict[int, int | None]:
-    """Bytes by process, of all kinds; raises NVMLError."""
-    listed = list(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
-    for others in (nvml.nvmlDeviceGetMPSComputeRunningProcesses, nvml.nvmlDeviceGetGraphicsRunningProcesses):
-        with contextlib.suppress(nvml.NVMLError):
-            listed += others(handle)
-    found: dict[int, int | None] = {}
-    for process in listed:  # one that is in several lists has the same number in each
-        found[process.pid] = process.usedGpuMemory if process.usedGpuMemory is not None else found.get(process.pid)
-    return found
 
 
 def _of_cell(processes: dict[int, int | None] | str, cell: int) -> float | str:
