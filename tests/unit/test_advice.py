@@ -145,3 +145,10 @@ def test_the_advised_share_holds_the_peak_and_the_next_smaller_would_not(total, 
     assert advised < share and WHOLE // advised == count > WHOLE // share
     assert cap(advised, total, reserve, overhead) >= MARGIN * peak
     assert count * (cap(advised, total, reserve, overhead) + overhead) + reserve <= total
+
+
+def test_a_share_that_was_too_small_for_others_is_not_made_smaller(sweep):
+    sweep(range(1, 12), memory=memory(2 * GIB), share=250)
+    assert "would run" in sweep.advice()[0]
+    sweep([12], memory=memory(14 * GIB), share=500, outgrown=250)
+    assert sweep.advice() == []

@@ -57,7 +57,12 @@ def test_show_has_the_peak_of_what_was_capped_and_no_more():
         Path("results/s"), "0002", State.FAILED, memory={"reserved": 2**29, "rss": 1}, failure="oom_cap", error="e"
     )
     head = table(sweepack("show", "s")[0])[0]
-    assert {"peak_reserved_gib", "failure"} <= set(head) and "peak_rss_gib" not in head
+    assert {"peak_reserved_gib", "failure"} <= set(head) and "peak_rss_gib" not in head and "share" not in head
+    # One that went on with more than the others.
+    end_cell(Path("results/s"), "0001", metrics={}, memory={"reserved": 2**29, "rss": 1}, share=250)
+    end_cell(Path("results/s"), "0002", metrics={}, memory={"reserved": 2**29, "rss": 1}, share=500)
+    head, first, *_ = table(sweepack("show", "s")[0])
+    assert first[head.index("share")] == "0.25000"
 
 
 def test_show_picks_and_sorts_cells_and_says_how_many_it_leaves_out():

@@ -26,12 +26,16 @@ BUSY = 80.0
 
 @dataclass
 class _Group:
-    """Finished cells with the same share (thousandths) of devices of the same ``total``; memory in bytes."""
+    """Finished cells with the same share (thousandths) of devices of the same ``total``; memory in bytes.
+
+    ``outgrown``: others were too large for the same share.
+    """
 
     share: int
     total: int
     reserve: int
     overhead: int
+    outgrown: bool = False
     cells: int = 0
     peak: int = 0
     used: list[tuple[float, int, int]] = field(default_factory=list)
@@ -61,7 +65,7 @@ class _Group:
         if part >= LITTLE and self.share < WHOLE:
             return f"{cells} up to {100 * part:.0f} % of their cap ({_gib(used)} of {_gib(limit)} GiB): little is left"
         count = self._most_at_once()
-        if count < (WHOLE // self.share) * (1 + GAIN):
+        if self.outgrown or count < (WHOLE // self.share) * (1 + GAIN):
             return None
         need = self.peak + self.overhead
         text = f"{cells} at most {100 * need / self.total:.0f} % of it ({_gib(need)} of {_gib(self.total)} GiB with "
@@ -80,6 +84,7 @@ class _Group:
 def advise(aggregate: Aggregate) -> list[str]:
     """A line for each share of a GPU about which finished cells have shown something worth a change; often none."""
     groups: dict[tuple[int, int], list[tuple[str, Record]]] = defaultdict(list)
+    outgrown = {seen.record.outgrown for seen in aggregate.states.values() if seen.record}
     for cell, seen in aggregate.states.items():
         record = seen.record
         if seen.state is not State.FINISHED or record is None or not record.memory or not on_gpu(record):
@@ -89,7 +94,7 @@ def advise(aggregate: Aggregate) -> list[str]:
             groups[record.share, total].append((cell, record))
     lines = []
     for (share, total), members in sorted(groups.items(), reverse=True):
-        group = _Group(share, total, *_settings(aggregate, members[0][0]))
+        group = _Group(share, total, *_settings(aggregate, members[0][0]), share in outgrown)
         for cell, record in members:
             usage = aggregate.usage(cell)
             group.add(record.memory or {}, number(usage, "cell_memory", "peak"), number(usage, "utilisation", "mean"))

@@ -211,6 +211,8 @@ def _shown_params(table: pd.DataFrame, everything: bool) -> list[str]:
 def _memory(table: pd.DataFrame) -> list[str]:
     """The columns about memory that say something: a peak where it was held to something, failures of a known kind."""
     some = [name for name in ("batch", "peak_reserved_gib", "failure") if table[name].notna().any()]
+    if "peak_reserved_gib" in some and table["share"].nunique() > 1:
+        some.insert(0, "share")
     capped = table["memory_cap_gib"].notna().any()
     return some if "peak_reserved_gib" in some or not capped else [*some, "peak_rss_gib"]
 
