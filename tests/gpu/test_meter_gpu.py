@@ -29,22 +29,19 @@ def train(cell):
 
 
 @pytest.mark.gpu
-def test_a_batch_is_measured_under_the_cap_and_near_its_estimate(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU here")
+def test_a_batch_is_measured_under_the_cap_and_near_its_estimate(tmp_path: Path, device: Device) -> None:
     (tmp_path / "task.py").write_text(TASK)
-    properties = torch.cuda.get_device_properties(0)
-    device = Device("0", "0", "cuda", f"cuda:0 {properties.name}", properties.name, properties.total_memory)
+    total = device.memory
+    assert total is not None
     with meter(tmp_path, device=device, share=100) as measuring, meter(tmp_path, device=None) as estimator:
         found = measuring.measure(4096)
         estimated = estimator.measure(4096)
-        too_large = measuring.measure(properties.total_memory // 10 // 4096)
+        too_large = measuring.measure(total // 10 // 4096)
         again = measuring.measure(64)
     assert (found.outcome, found.source, found.rows) == ("measured", CUDA_MEMORY, 4096), found
     assert found.peak is not None and found.allocated is not None and estimated.peak is not None
     # Beside tensors, the allocator counts what cuBLAS works in.
     assert estimated.peak * 0.95 < found.allocated < estimated.peak * 1.1 + 64 * MB
-    assert found.allocated <= found.peak < properties.total_memory / 10
+    assert found.allocated <= found.peak < total / 10
     assert too_large.outcome == "oom" and too_large.peak is None, too_large
     assert again.outcome == "measured" and again.peak is not None and again.peak < found.peak

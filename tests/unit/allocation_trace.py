@@ -1,5 +1,6 @@
 """The peak in bytes of what a task really allocates on this CPU up to its second step, as torch's profiler saw it.
 
+Dropout is done as on a GPU.
 Arguments: the task's file, and a list of ``[function, params, batch]`` as JSON; one peak a line.
 """
 
@@ -16,6 +17,7 @@ from pathlib import Path
 import torch
 from sweepack.cell import Cell
 from sweepack.records import CellFiles
+from sweepack.sizing.estimate import drop_as_gpus_do
 from sweepack.sizing.steps import Steps
 from torch.profiler import ProfilerActivity, profile
 
@@ -46,6 +48,7 @@ def trace(function, params, batch) -> int:
 if __name__ == "__main__":
     file = Path(sys.argv[1])
     sys.path.insert(0, str(file.parent))
+    drop_as_gpus_do()
     module = importlib.import_module(file.stem)
     for function, params, batch in json.loads(sys.argv[2]):
         if (child := os.fork()) == 0:

@@ -18,11 +18,20 @@ BLOCK = 2 * 2**20  # the allocator asks CUDA for memory in multiples of this
 class FakeCuda:
     """Takes the place of ``torch.cuda``: one device of ``total`` bytes, ``calls`` are the names of what was done to it.
 
-    ``deaf``: it takes no cap, as if something else had replaced the allocator. ``option_read``: the allocator has read
-    its environment already, as it may have in a warm host.
+    ``refuses``: no device can be had, for this reason. ``deaf``: it takes no cap, as if something else had replaced the
+    allocator. ``option_read``: the allocator has read its environment already, as it may have in a warm host.
     """
 
-    def __init__(self, total: int, *, initialised: bool = False, deaf: bool = False, option_read: bool = False) -> None:
+    def __init__(
+        self,
+        total: int,
+        *,
+        initialised: bool = False,
+        deaf: bool = False,
+        option_read: bool = False,
+        refuses: str | None = None,
+    ) -> None:
+        self._refuses = refuses
         self.calls: list[str] = []
         self._real = torch.cuda
         self._total = total
@@ -45,7 +54,12 @@ class FakeCuda:
         self.calls.append(call)
 
     def is_available(self) -> bool:
-        return True
+        return self._refuses is None
+
+    def init(self) -> None:
+        if self._refuses:
+            raise RuntimeError(self._refuses)
+        self._lazy_init("init")
 
     def is_initialized(self) -> bool:
         return self._initialised

@@ -19,9 +19,9 @@ SAMPLES = 1024
 
 
 class Transformer(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, dropout: float) -> None:
         super().__init__()
-        layer = nn.TransformerEncoderLayer(128, 4, 512, batch_first=True)
+        layer = nn.TransformerEncoderLayer(128, 4, 512, dropout, batch_first=True)
         self.embed, self.layers, self.head = nn.Linear(64, 128), nn.TransformerEncoder(layer, 2), nn.Linear(128, 10)
 
     def forward(self, inputs):
@@ -32,8 +32,8 @@ def build(model):
     """The model and the shape of a sample."""
     if model == "mlp":
         return nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)), (64,)
-    if model == "transformer":
-        return Transformer(), (16, 64)
+    if model in ("transformer", "dropout"):
+        return Transformer(0.1 if model == "dropout" else 0.0), (16, 64)
     narrow, wide = nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.Conv2d(16, 32, 3, padding=1, stride=2, bias=False)
     layers = [narrow, nn.BatchNorm2d(16), nn.ReLU(inplace=True), wide, nn.BatchNorm2d(32), nn.ReLU(inplace=True)]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)), (3, 16, 16)

@@ -18,10 +18,13 @@ HERE = Path(__file__).parent
 MIB = 2**20
 # Function, parameters, batch, and the ratios to the real peak that are allowed.
 EXACT, BY_LIBRARY = (0.98, 1.02), (0.7, 1.05)
+# Where a CPU multiplies by a mask, it has the mask in full precision for a moment.
+MASKED = (0.93, 1.02)
 TRACED = [
     ("loop", {"model": "mlp"}, 64, EXACT),
     ("loop", {"model": "mlp", "amp": True, "accumulate": 2}, 128, EXACT),
     ("loop", {"model": "transformer", "optim": "sgd"}, 16, EXACT),
+    ("loop", {"model": "dropout"}, 64, MASKED),
     ("loop", {"model": "conv"}, 64, BY_LIBRARY),
     ("lightning", {"model": "mlp", "optim": "sgd"}, 512, EXACT),
     ("lightning", {"model": "transformer"}, 32, EXACT),
@@ -111,6 +114,30 @@ def test_what_a_device_holds_beside_the_trained_model_counts(estimator: tuple[Pa
     assert peak(estimator, SETUP + twice) < 1 * MIB
     assert 16 * MIB < peak(estimator, SETUP + frozen + twice) < 17 * MIB
     assert 32 * MIB < peak(estimator, SETUP + frozen + "average = copy.deepcopy(frozen)\n" + twice) < 33 * MIB
+
+
+def test_dropout_takes_what_it_does_on_a_gpu(estimator: tuple[Path, Meter]) -> None:
+    def dropping(p: float) -> int:
+        body = f"""
+net = nn.Sequential(nn.Linear(64, 4096), nn.Dropout({p}), nn.Linear(4096, 1)).to(cell.device)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for _ in range(2):
+    step(net, optimizer, torch.randn(cell.batch, 64))
+"""
+        return peak(estimator, body, batch=2048)
+
+    # Its result, with which 32 MiB are done with, and a mask of a byte an element.
+    assert 8 * MIB <= dropping(0.5) - dropping(0.0) < 42 * MIB
+
+    body = """
+attention = nn.MultiheadAttention(64, 4, dropout=0.1, batch_first=True).to(cell.device)
+optimizer = torch.optim.SGD(attention.parameters(), 0.1)
+for _ in range(2):
+    inputs = torch.randn(cell.batch, 2048, 64)
+    step(lambda x: attention(x, x, x, need_weights=False)[0], optimizer, inputs)
+"""
+    # Not the weights of all pairs, which are 256 MiB.
+    assert 8 * MIB < peak(estimator, body, batch=4) < 64 * MIB
 
 
 def test_a_model_larger_than_this_machine_takes_nothing(estimator: tuple[Path, Meter]) -> None:

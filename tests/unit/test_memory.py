@@ -52,7 +52,7 @@ def train(cell, *, size: int):
 """
 
 
-def run_cell(folder: Path, job: Job, *, size: int = 2**30, **how: bool) -> tuple[list[str], dict[str, Any]]:
+def run_cell(folder: Path, job: Job, *, size: int = 2**30, **how: object) -> tuple[list[str], dict[str, Any]]:
     """Run a cell on a fake GPU, in a process with the environment that it would have; the calls and its record."""
     cell = folder / "cell"
     cell.mkdir()
@@ -133,6 +133,24 @@ def test_a_cap_that_torch_does_not_take_is_an_error_of_the_cell(tmp_path):
     calls, record = run_cell(tmp_path, JOB, option_read=True, deaf=True)
     assert record["status"] == "failed" and "alloc" not in calls
     assert "memory cap is not in force" in record["error"] and "keeps to 1.000000" in record["error"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "failure"),
+    [
+        ("No CUDA GPUs are available", "interrupted", "device_lost"),
+        (
+            "Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
+            "interrupted",
+            "device_lost",
+        ),
+        ("The NVIDIA driver on your system is too old (found version 11040).\nPlease update it", "failed", None),
+    ],
+)
+def test_a_gpu_that_cuda_does_not_have_is_told_with_its_reason(tmp_path, reason, status, failure):
+    _, record = run_cell(tmp_path, JOB, refuses=reason)
+    assert (record["status"], record.get("failure")) == (status, failure), record
+    assert f"torch sees no GPU, though the cell was given cuda:0 ({reason.splitlines()[0]})" in record["error"]
 
 
 def test_a_process_that_has_used_cuda_before_its_cap_is_refused(tmp_path):

@@ -150,6 +150,10 @@ def test_memory_that_lies_idle_in_fragments_is_told(device):
         f"CUDA error: out of memory{DSA}",
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "CUDA driver error: out of memory",
+        "Triton Error [CUDA]: out of memory",
+        "Allocation on device 0 would exceed allowed memory. (out of memory)",
         "NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:268, unhandled cuda error, NCCL version 2.21.5\n"
         "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'",
         "Caught OutOfMemoryError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"

@@ -36,14 +36,17 @@ _SIZE = r"([\d.]+) (bytes|[KMGT]iB)"
 _TORCH = r"(CUDA|HIP) out of memory\. Tried to allocate "
 # From the driver or a library, about memory that torch's allocator does not hand out.
 _DRIVER = (
-    r"(CUDA|HIP) error: out of memory|(CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT)_(STATUS_)?ALLOC_FAILED|"
-    r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|Cuda failure (2 )?'out of memory'"
+    r"(CUDA|HIP)( driver)? error: out of memory|Triton Error \[\w+\]: out of memory|"
+    r"(CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT)_(STATUS_)?ALLOC_FAILED|CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED|"
+    r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|Cuda failure (2 )?'out of memory'|"
+    r"Allocation on device \d+ would exceed allowed memory"
 )
-# Errors 46, 100, 214, 220, 226 and 802 of CUDA, as it words and names them; the driver's and NVML's words.
+# Errors 46, 100, 214, 220, 226 and 802 of CUDA, as it words and names them (torch has words of its own for 100); the
+# driver's and NVML's words.
 _LOST = (
     r"CUDA-capable device\(s\) is/are busy or unavailable|no CUDA-capable device is detected|"
     r"uncorrectable ECC error|uncorrectable NVLink error|over nvlink or a hardware error|system not yet initialized|"
-    r"fallen off the bus|GPU is lost|GPU requires re(start|set)|"
+    r"No CUDA GPUs are available|fallen off the bus|GPU is lost|GPU requires re(start|set)|"
     r"cudaError(DevicesUnavailable|NoDevice|ECCUncorrectable|NvlinkUncorrectable|Contained|SystemNotReady)|"
     r"CUDA_ERROR_(DEVICE_UNAVAILABLE|NO_DEVICE|ECC_UNCORRECTABLE|NVLINK_UNCORRECTABLE|CONTAINED|SYSTEM_NOT_READY)"
 )
@@ -175,7 +178,7 @@ def _tell(error: BaseException, job: Job) -> tuple[str, str, int | None] | None:
             return about_gpu(usage_at(text), job, others)
         if _is_main_memory(each, text) and (limit := main_limit(job)):
             return OOM_CAP, main_words(text, limit), None
-        if on_gpu and "CUDA error" in text and (others := others_on(_entry())).lost:
+        if on_gpu and re.search("CUDA( driver)? error", text) and (others := others_on(_entry())).lost:
             return DEVICE_LOST, _lost_words(job, others.trouble), None
     return None
 

@@ -116,7 +116,8 @@ def run_task(
         message = f"torch sees no GPU, though the cell was given {job.device}"
         if job.checked:
             raise RuntimeError(
-                f"{message}: install the build of torch that fits the driver, or set SWEEPACK_DEVICES=cpu to mean it"
+                f"{message} ({_cuda_trouble()}): install the build of torch that fits the driver, or set "
+                "SWEEPACK_DEVICES=cpu to mean it"
             )
         print(f"{message}, which no driver here knows: running on the CPU", file=sys.stderr)
     held.take(program=program, on_gpu=on_gpu)
@@ -200,6 +201,17 @@ def _cuda_works() -> bool:
     except ImportError:
         return False
     return torch.cuda.is_available()
+
+
+def _cuda_trouble() -> str:
+    """Why there is no GPU for torch: `is_available` keeps it to itself, be it a lost device or an MPS that refuses."""
+    try:
+        import torch
+
+        torch.cuda.init()
+    except Exception as error:
+        return (str(error).splitlines() or [type(error).__name__])[0]
+    return "CUDA starts, but has no device"
 
 
 def judge(error: BaseException, record: Record) -> tuple[Record, int]:

@@ -6,15 +6,17 @@ is moved to the cell's device or made by torch. What torch makes before the firs
 moved too, or belongs to a module or an optimiser: until then it is the host's data.
 
 Where a task reads a number out of a fake tensor it gets a placeholder. Optimisers are ``foreach``, as they are by
-default on a GPU. Not known here are the workspaces of libraries. On a CPU, ratios to the real peak were 1.00 for
-layers of MLPs and transformers (with checkpointing too), 0.73 to 1.00 for convolutions, 0.26 for an LSTM; where
-gradients accumulate, the largest counts once more. Under autocast it is a CPU's list of operations that counts, which
-keeps a few more in low precision. torch's allocator reserves more than tensors take, at least 22 MiB.
+default on a GPU, and so is what dropout keeps. Not known here are the workspaces of libraries. On a CPU, ratios to the
+real peak were 1.00 for layers of MLPs and transformers (with checkpointing too), 0.73 to 1.00 for convolutions, 0.26
+for an LSTM; where gradients accumulate, the largest counts once more. Under autocast it is a CPU's list of operations
+that counts, which keeps a few more in low precision. torch's allocator reserves more than tensors take, at least 22
+MiB.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +25,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
@@ -170,6 +173,7 @@ def _adapt_torch() -> None:
     # A module that is moved swaps its tensors, which fake ones cannot.
     torch.utils.swap_tensors = lambda one, other: setattr(one, "data", other)
     torch.save = _write_nothing
+    drop_as_gpus_do()
 
     iterate, proceed, fetch = DataLoader.__iter__, _BaseDataLoaderIter.__next__, _MapDatasetFetcher.fetch
 
@@ -190,6 +194,40 @@ def _adapt_torch() -> None:
     DataLoader.__iter__ = __iter__  # type: ignore[method-assign]
     _BaseDataLoaderIter.__next__ = __next__  # type: ignore[method-assign]
     _MapDatasetFetcher.fetch = fetch_alike  # type: ignore[method-assign]
+
+
+def drop_as_gpus_do() -> None:
+    """Let dropout keep what it keeps on a GPU, a mask of a byte an element, and attention with dropout no weights.
+
+    A CPU keeps four bytes an element, and has no fused attention with dropout. For the whole process.
+    """
+    dropout, attention = functional.dropout, functional.scaled_dot_product_attention
+
+    def masked(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        if training and 0 < p < 1:
+            return torch.native_dropout(input, p, True)[0]
+        return dropout(input, p, training, inplace)
+
+    def fused(*args: Any, **kwargs: Any) -> torch.Tensor:
+        given = inspect.signature(_attention).bind(*args, **kwargs)
+        given.arguments["dropout_p"] = 0.0
+        return attention(*given.args, **given.kwargs)
+
+    functional.dropout = masked
+    functional.scaled_dot_product_attention = fused
+
+
+def _attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> None:
+    """The parameters of torch's own, which tells none."""
 
 
 def _write_nothing(obj: object, f: Any, *_: object, **__: object) -> None:
